@@ -1,0 +1,76 @@
+"""Programs in memory: one compile for each bucket, however many ask at once."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from ..bucketing import Bucket
+from .compiler import CompileService
+from .errors import SealedError
+from .program import Program
+
+
+class ProgramCache:
+    """The programs of one servable.
+
+    Reads of ready programs take no lock. A compile is requested once for each bucket (single flight): all
+    who ask while it runs share its future, a failure included; failures are not kept, so a later call
+    tries again.
+
+    Args:
+        compile_fn: makes the program of a bucket; called in the compile thread only.
+        service: the compile thread.
+    """
+
+    def __init__(self, compile_fn: Callable[[Bucket], Program], service: CompileService) -> None:
+        self._compile = compile_fn
+        self._service = service
+        self._lock = threading.Lock()
+        self._ready: dict[Bucket, Program] = {}
+        self._pending: dict[Bucket, Future[Program]] = {}
+
+    def ready(self) -> tuple[Bucket, ...]:
+        """Buckets whose programs are in memory."""
+        return tuple(self._ready)
+
+    def get(self, bucket: Bucket) -> Program:
+        """The program of a warm bucket.
+
+        Raises:
+            SealedError: if it is not warm, naming those that are.
+        """
+        program = self._ready.get(bucket)
+        if program is None:
+            warm = ", ".join(map(str, list(self._ready)[:8])) or "none"
+            raise SealedError(f"only warm programs are run; bucket {bucket} is not warm (warm: {warm}): warm it first")
+        return program
+
+    def request(self, bucket: Bucket) -> "Future[Program]":
+        """Have a bucket compiled in the compile thread, unless it is warm or under way.
+
+        Returns:
+            A future of the program, shared by all who asked; do not cancel it.
+        """
+        with self._lock:
+            if (program := self._ready.get(bucket)) is not None:
+                done: Future[Program] = Future()
+                done.set_result(program)
+                return done
+            if (pending := self._pending.get(bucket)) is not None:
+                return pending
+            future = self._service.submit(lambda: self._build(bucket))
+            self._pending[bucket] = future
+        # Outside the lock: a future that is already done runs its callback here and now.
+        future.add_done_callback(lambda _: self._settled(bucket, future))
+        return future
+
+    def _build(self, bucket: Bucket) -> Program:
+        program = self._compile(bucket)
+        with self._lock:
+            self._ready[bucket] = program
+        return program
+
+    def _settled(self, bucket: Bucket, future: "Future[Program]") -> None:
+        with self._lock:
+            if self._pending.get(bucket) is future:
+                del self._pending[bucket]

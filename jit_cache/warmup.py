@@ -1,0 +1,133 @@
+"""Warm-up: compile every bucket of a grid, run each once, and say what was reached.
+
+Order: first the bucket that covers everything (whatever is admissible can be answered, if slowly), then
+the others from cheap to dear. A bucket that fails is isolated and named; the others go on.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+
+from ..bucketing import Bucket, Grid
+from .cache import ProgramCache
+from .errors import WarmupError
+from .program import Program, ProgramFacts
+
+
+@dataclass(frozen=True, slots=True)
+class WarmBucket:
+    """One warm bucket: what the compiler said and how long one run took, in seconds."""
+
+    bucket: Bucket
+    facts: ProgramFacts
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupStep:
+    """Progress: one more bucket is done, warm or failed.
+
+    Attributes:
+        bucket: which.
+        done: buckets done so far, this one included.
+        total: buckets to do.
+        elapsed_s: seconds since warm-up began.
+        error: what went wrong, or None.
+    """
+
+    bucket: Bucket
+    done: int
+    total: int
+    elapsed_s: float
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class WarmupReport:
+    """What a warm-up reached so far; the caller reads it while it grows."""
+
+    total: int
+    warm: list[WarmBucket] = field(default_factory=list)
+    failed: dict[Bucket, str] = field(default_factory=dict)
+    elapsed_s: float = 0.0
+    stopped: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether every bucket is warm."""
+        return len(self.warm) == self.total
+
+    def require_complete(self) -> None:
+        """Raise if a bucket is not warm.
+
+        Raises:
+            WarmupError: naming each failed bucket and its error.
+        """
+        if self.complete:
+            return
+        failures = "; ".join(f"{bucket}: {error}" for bucket, error in self.failed.items())
+        raise WarmupError(
+            f"every bucket must be warm; {len(self.warm)} of {self.total} are"
+            f"{' (stopped)' if self.stopped else ''}: {failures or 'none failed'}"
+        )
+
+
+def warmup_order(grid: Grid) -> list[Bucket]:
+    """Covering bucket first, then from few elements to many."""
+    limits = tuple(grid.limits[axis] for axis in grid.item_axes)
+    covering = grid.smallest(1, limits)
+    rest = sorted((bucket for bucket in grid.buckets if bucket != covering), key=lambda one: one.elements)
+    return [covering, *rest]
+
+
+def warm_up(
+    cache: ProgramCache,
+    buckets: Sequence[Bucket],
+    probe: Callable[[Program], float],
+    *,
+    report: WarmupReport | None = None,
+    on_step: Callable[[WarmupStep], None] | None = None,
+    stop: threading.Event | None = None,
+    compile_timeout_s: float = 900.0,
+) -> WarmupReport:
+    """Warm buckets in the given order.
+
+    Args:
+        cache: where the programs go.
+        buckets: what to warm.
+        probe: runs a program through the path that requests take and returns the seconds of one run.
+        report: filled in place, so that others can watch; made here if None.
+        on_step: called after each bucket.
+        stop: ends the warm-up between two buckets once set.
+        compile_timeout_s: most seconds to wait for one program.
+
+    Returns:
+        The report. A failing bucket is in ``failed``; nothing is raised for it.
+    """
+    report = report if report is not None else WarmupReport(len(buckets))
+    begin = time.monotonic()
+    # All at once: the compile thread works ahead while a program that is ready runs its probe.
+    futures = [cache.request(bucket) for bucket in buckets]
+    for done, (bucket, future) in enumerate(zip(buckets, futures, strict=True), start=1):
+        if stop is not None and stop.is_set():
+            report.stopped = True
+            break
+        error: str | None = None
+        try:
+            program = future.result(compile_timeout_s)
+            report.warm.append(WarmBucket(bucket, program.facts, probe(program)))
+        except CancelledError:
+            report.stopped = True
+            break
+        except TimeoutError:
+            error = f"not compiled within {compile_timeout_s} s"
+        except Exception as failure:  # isolated: named in the report, the other buckets go on
+            error = str(failure) or type(failure).__name__
+        if error is not None:
+            report.failed[bucket] = error
+        report.elapsed_s = time.monotonic() - begin
+        if on_step is not None:
+            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error))
+    return report

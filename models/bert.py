@@ -1,0 +1,237 @@
+"""The BERT encoder (Devlin et al. 2018, arXiv:1810.04805) as a Flax NNX module, and its pure `apply`.
+
+Exact under padding: the ids of padding are replaced by the pad id, scores of padding are replaced by a
+large negative number, and padding is left out of every sum, always by select. So what a padded place
+held before cannot reach a real token, and a row that is only padding gives finite numbers.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .config import BertConfig
+from .errors import TooManyTokens, UnsupportedModel
+from .pooling import pool, pool_segments
+
+# TF32 and bfloat16 passes, the defaults of GPUs and TPUs for float32, miss the reference by 1e-3.
+_PRECISION = jax.lax.Precision.HIGHEST
+_MASKED = float(np.finfo(np.float32).min)
+
+
+def _gelu(x: jax.Array) -> jax.Array:
+    # `jax.nn.gelu` computes erfc, whose two branches XLA:CPU both evaluates; erf is one polynomial.
+    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": _gelu,
+    "gelu_python": _gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_fast": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "relu": lambda x: jnp.maximum(x, 0.0),
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
+class LayerNorm(nnx.Module):
+    """Layer normalisation over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((size,)))
+        self.bias = nnx.Param(jnp.zeros((size,)))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalise `(batch, length, size)` float32."""
+        centred = x - jnp.mean(x, axis=-1, keepdims=True)
+        variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+        scale, bias = self.scale[...][None, None], self.bias[...][None, None]
+        return centred * jax.lax.rsqrt(variance + self.eps) * scale + bias
+
+
+class Layer(nnx.Module):
+    """One encoder layer: attention, feed-forward, each with a residual and a norm after it."""
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        linear = functools.partial(nnx.Linear, rngs=rngs, precision=_PRECISION)
+        # One product for query, key and value: 3 small ones leave cores idle in short buckets.
+        self.qkv = linear(hidden, 3 * hidden)
+        self.attended = linear(hidden, hidden)
+        self.attention_norm = LayerNorm(hidden, config.layer_norm_eps)
+        self.up = linear(hidden, inner)
+        self.down = linear(inner, hidden)
+        self.output_norm = LayerNorm(hidden, config.layer_norm_eps)
+        self.config = config
+
+    def __call__(self, x: jax.Array, keep: jax.Array) -> jax.Array:
+        """Map `(batch, length, hidden)` to the same shape; `keep` is `(batch, 1, 1 or length, length)`."""
+        x = self.attention_norm(x + self.attended(self._attend(x, keep)))
+        return self.output_norm(x + self.down(ACTIVATIONS[self.config.activation](self.up(x))))
+
+    def _attend(self, x: jax.Array, keep: jax.Array) -> jax.Array:
+        batch, length, hidden = x.shape
+        heads, size = self.config.num_heads, self.config.head_size
+        # One transpose for all three, and the division after the product with v, where it is `length`
+        # over `size` times smaller: together 1.04x at 8x16, 1.07x at 8x64, 1.3x at 4x256 tokens/s.
+        qkv = self.qkv(x).reshape(batch, length, 3, heads, size).transpose(2, 0, 3, 1, 4)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", qkv[0], qkv[1], precision=_PRECISION)
+        scores = jnp.where(keep, scores * (1.0 / math.sqrt(size)), _MASKED)
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        mixed = jnp.einsum("bhqk,bhkd->bhqd", weights, qkv[2], precision=_PRECISION) / total
+        return mixed.transpose(0, 2, 1, 3).reshape(batch, length, hidden)
+
+
+class BertEncoder(nnx.Module):
+    """Token ids to token vectors. Layers are stacked and scanned.
+
+    Against unrolled layers the scan gives an executable of a fifth of the size, which loads faster, and
+    runs within 3 % of them from 8x16 up and 1.2x faster at 1x16 (MiniLM on 2 CPU cores).
+    """
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs) -> None:
+        if config.activation not in ACTIVATIONS:
+            raise UnsupportedModel(
+                f"activation must be one of {', '.join(ACTIVATIONS)}, got {config.activation!r}: "
+                "serve this model through your own apply function"
+            )
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=(0,))
+        def stacked(rngs: nnx.Rngs) -> Layer:
+            return Layer(config, rngs=rngs)
+
+        def table(rows: int) -> nnx.Param[jax.Array]:
+            return nnx.Param(0.02 * jax.random.normal(rngs.params(), (rows, config.hidden_size)))
+
+        self.word = table(config.vocab_size)
+        self.position = table(config.max_position_embeddings)
+        self.token_type = table(config.type_vocab_size)
+        self.norm = LayerNorm(config.hidden_size, config.layer_norm_eps)
+        self.layers = stacked(rngs)
+        self.config = config
+
+    def __call__(self, ids: jax.Array, positions: jax.Array, keep: jax.Array) -> jax.Array:
+        """Encode.
+
+        Args:
+            ids: int32 `(batch, length)`; ids outside the word table are clipped into it.
+            positions: int32 `(batch, length)`, from 0.
+            keep: bool `(batch, 1, 1 or length, length)`: which key each query may read.
+
+        Returns:
+            float32 `(batch, length, hidden)`.
+        """
+        x = jnp.take(self.word[...], ids, axis=0, mode="clip")
+        x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="clip")
+        x = self.norm(x + self.token_type[0][None, None])
+        graph, stack = nnx.split(self.layers)
+
+        def step(x: jax.Array, one: nnx.State[Any, Any]) -> tuple[jax.Array, None]:
+            return nnx.merge(graph, one)(x, keep), None
+
+        return jax.lax.scan(step, x, stack)[0]
+
+
+@functools.lru_cache(maxsize=64)
+def abstract(config: BertConfig) -> tuple[Any, Any]:
+    """The module's graph and its parameters' shapes, without allocating any."""
+    model = nnx.eval_shape(lambda: BertEncoder(config, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(model)
+    return graph, state
+
+
+def init(config: BertConfig, seed: int = 0) -> dict[str, Any]:
+    """Random parameters as a plain nested dict of float32 arrays, layers stacked on axis 0."""
+    return dict(nnx.to_pure_dict(nnx.split(BertEncoder(config, rngs=nnx.Rngs(seed)))[1]))
+
+
+def shapes(config: BertConfig) -> dict[str, Any]:
+    """The same tree as `init` gives, of `jax.ShapeDtypeStruct`."""
+    return dict(nnx.to_pure_dict(abstract(config)[1]))
+
+
+def _module(config: BertConfig, params: Mapping[str, Any]) -> BertEncoder:
+    graph, state = abstract(config)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, dict(params))
+    model: BertEncoder = nnx.merge(graph, state)
+    return model
+
+
+def _check_length(config: BertConfig, length: Any) -> None:
+    # A symbolic length has no value yet; the bound is checked again for each concrete bucket.
+    if isinstance(length, int) and length > config.max_tokens:
+        raise TooManyTokens(
+            f"length must be at most {config.max_tokens}, the positions this model has, got {length}: "
+            "cut the text or lower the largest length bucket"
+        )
+
+
+def apply(
+    config: BertConfig, params: Mapping[str, Any], *, ids: jax.Array, mask: jax.Array
+) -> dict[str, jax.Array]:
+    """Embed a padded batch of texts. Pure; bind `config` with `functools.partial` before tracing.
+
+    Args:
+        config: sizes and choices.
+        params: plain nested dict, as `init` or a checkpoint gives it.
+        ids: int32 `(batch, length)` token ids with special tokens.
+        mask: bool `(batch, length)`, True on real tokens, which may stand anywhere in the row.
+
+    Returns:
+        `{"embedding": float32 (batch, hidden)}`; zeros for a row without real tokens.
+
+    Raises:
+        TooManyTokens: a concrete `length` exceeds the model's positions.
+    """
+    _check_length(config, ids.shape[1])
+    positions = jnp.maximum(jnp.cumsum(mask.astype(jnp.int32), axis=1) - 1, 0)
+    ids = jnp.where(mask, ids, jnp.int32(config.pad_id))
+    vectors = _module(config, params)(ids, positions, mask[:, None, None, :])
+    return {"embedding": pool(vectors, mask, config.pooling, normalize=config.normalize)}
+
+
+def apply_packed(
+    config: BertConfig,
+    params: Mapping[str, Any],
+    *,
+    ids: jax.Array,
+    segment_ids: jax.Array,
+    positions: jax.Array,
+    max_segments: int,
+) -> dict[str, jax.Array]:
+    """Embed several texts per row, kept apart by segment ids. Bind `config` and `max_segments` first.
+
+    Args:
+        config: sizes and choices.
+        params: plain nested dict, as `init` or a checkpoint gives it.
+        ids: int32 `(batch, length)`.
+        segment_ids: int32 `(batch, length)`: 0 on padding, else 1 to `max_segments`.
+        positions: int32 `(batch, length)`, from 0 at the start of each segment.
+        max_segments: segments a row can hold.
+
+    Returns:
+        `{"embedding": float32 (batch, max_segments, hidden)}`; zeros for absent segments.
+    """
+    real = segment_ids > 0
+    ids = jnp.where(real, ids, jnp.int32(config.pad_id))
+    keep = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & real[:, None, None, :]
+    vectors = _module(config, params)(ids, jnp.where(real, positions, 0), keep)
+    pooled = pool_segments(vectors, segment_ids, max_segments, config.pooling, normalize=config.normalize)
+    return {"embedding": pooled}

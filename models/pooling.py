@@ -1,0 +1,57 @@
+"""Token vectors to one vector per text, by select, so padding never enters a sum or a maximum."""
+
+import jax
+import jax.numpy as jnp
+
+# The floor torch's `normalize` uses: below it a vector is divided by the floor, so zeros stay zeros.
+_NORM_FLOOR = 1e-12
+
+
+def pool(vectors: jax.Array, mask: jax.Array, how: str, *, normalize: bool) -> jax.Array:
+    """Pool over the tokens where `mask` is True.
+
+    Args:
+        vectors: float32 `(..., length, hidden)`.
+        mask: bool `(..., length)`.
+        how: `mean`, `cls` (the first real token), `max` or `mean_sqrt_len` (sum over the root of the count).
+        normalize: divide by the L2 norm; a zero vector stays zero.
+
+    Returns:
+        float32 `(..., hidden)`; zeros where `mask` has no True.
+    """
+    if how == "cls":
+        first = jnp.cumsum(mask.astype(jnp.int32), axis=-1) == 1
+        pooled = jnp.sum(jnp.where((first & mask)[..., None], vectors, 0.0), axis=-2)
+    elif how == "max":
+        highest = jnp.max(jnp.where(mask[..., None], vectors, -jnp.inf), axis=-2)
+        pooled = jnp.where(jnp.any(mask, axis=-1)[..., None], highest, 0.0)
+    else:
+        count = jnp.maximum(jnp.sum(mask, axis=-1, dtype=jnp.float32), 1.0)[..., None]
+        total = jnp.sum(jnp.where(mask[..., None], vectors, 0.0), axis=-2)
+        pooled = total / (count if how == "mean" else jnp.sqrt(count))
+    return unit_norm(pooled) if normalize else pooled
+
+
+def pool_segments(
+    vectors: jax.Array, segment_ids: jax.Array, max_segments: int, how: str, *, normalize: bool
+) -> jax.Array:
+    """Pool each segment of packed rows.
+
+    Args:
+        vectors: float32 `(batch, length, hidden)`.
+        segment_ids: int32 `(batch, length)`, 0 on padding, else 1 to `max_segments`.
+        max_segments: segments a row can hold.
+        how: see `pool`.
+        normalize: see `pool`.
+
+    Returns:
+        float32 `(batch, max_segments, hidden)`.
+    """
+    numbers = jnp.arange(1, max_segments + 1, dtype=jnp.int32)[None, :, None]
+    return pool(vectors[:, None], segment_ids[:, None, :] == numbers, how, normalize=normalize)
+
+
+def unit_norm(vectors: jax.Array) -> jax.Array:
+    """Divide by the L2 norm over the last axis; a zero vector stays zero."""
+    norm = jnp.sqrt(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True))
+    return vectors / jnp.maximum(norm, _NORM_FLOOR)

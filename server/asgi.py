@@ -1,0 +1,220 @@
+"""The HTTP application: routes, error bodies for everything else, request ids, the OpenAPI schema."""
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .. import _version
+from . import kserve, openai, openapi
+from .config import HttpConfig
+from .encode import dumps
+from .errors import BadRequest, NotReady, ServerError, UnknownModel
+from .metrics import Metrics
+from .seam import Engine, find_model, progress_text
+from .text import Embedder
+from .wire import Call, HotRoute, error_headers
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    engine: Engine,
+    *,
+    texts: Mapping[str, Embedder] | None = None,
+    metrics: Metrics | None = None,
+    config: HttpConfig | None = None,
+    lifespan: Lifespan | None = None,
+) -> FastAPI:
+    """Builds the HTTP application over an engine.
+
+    Args:
+        engine: holds the models; may still be warming up.
+        texts: text fronts by model name; read at each request, so that it may be filled later.
+        metrics: counts requests; the engine usually writes to the same object.
+        config: limits of the front.
+        lifespan: start and stop of what the application runs on.
+
+    Returns:
+        An ASGI application, to be run by uvicorn or mounted.
+    """
+    texts = {} if texts is None else texts
+    metrics = metrics or Metrics()
+    config = config or HttpConfig()
+    app = FastAPI(title="servax", version=_version.__version__, lifespan=lifespan)
+    app.router.redirect_slashes = False
+    _add_hot_routes(app, engine, texts, metrics, config)
+    _add_openai(app, engine)
+    _add_kserve(app, engine, texts, config)
+
+    @app.get("/metrics", tags=["operations"], response_class=Response)
+    async def read_metrics() -> Response:
+        """Metrics in Prometheus' text format."""
+        return Response(metrics.render(), headers={"content-type": metrics.content_type})
+
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ServerError, _server_error(engine, config))
+    app.add_middleware(RequestId)
+    openapi.install(app)
+    return app
+
+
+def _add_hot_routes(
+    app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], metrics: Metrics, config: HttpConfig
+) -> None:
+    options: dict[str, Any] = {
+        "metrics": metrics,
+        "max_body_bytes": config.max_body_bytes,
+        "retry_after_s": config.retry_after_s,
+    }
+
+    def openai_error(call: Call, error: ServerError) -> bytes:
+        return openai.error_body(call, error, engine.status())
+
+    def kserve_error(call: Call, error: ServerError) -> bytes:
+        return kserve.error_body(call, error, engine.status())
+
+    embeddings = HotRoute("embeddings", openai.Embeddings(engine, texts, metrics), openai_error, **options)
+    infer = HotRoute("infer", kserve.Infer(engine, texts, metrics), kserve_error, **options)
+    app.router.routes += [
+        Route(openapi.EMBEDDINGS, embeddings, methods=["POST"]),
+        Route(openapi.INFER, infer, methods=["POST"]),
+        Route(openapi.INFER_VERSION, infer, methods=["POST"]),
+    ]
+
+
+def _add_openai(app: FastAPI, engine: Engine) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models", tags=["openai"])
+    async def list_models() -> openapi.ModelList:
+        """Models that are served."""
+        return openai.list_models(engine, created)
+
+    @app.get("/v1/models/{name}", tags=["openai"])
+    async def get_model(name: str) -> openapi.ModelCard:
+        """One served model."""
+        return openai.model_card(find_listed(engine, name), created)
+
+
+def find_listed(engine: Engine, name: str, version: str | None = None) -> str:
+    """The name of a model that is known, ready or not; raises `UnknownModel`."""
+    model = engine.models.get(name)
+    if model is None or (version is not None and version != model.version):
+        served = ", ".join(f"{m.name} ({m.version})" for m in engine.models.values()) or "none yet"
+        asked = name if version is None else f"{name} ({version})"
+        raise UnknownModel(f"The model must be one that is served, got {asked!r}; served: {served}.")
+    return name
+
+
+def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], config: HttpConfig) -> None:
+    @app.get("/v2", tags=["inference protocol v2"])
+    async def server_metadata() -> openapi.ServerMetadata:
+        """Name, version and protocol extensions."""
+        return {
+            "name": "servax",
+            "version": _version.__version__,
+            "extensions": ["binary_tensor_data"],
+        }
+
+    @app.get("/v2/health/live", tags=["inference protocol v2"], responses={503: {}})
+    async def live() -> Response:
+        """200 while the process can answer; 503 when it must be restarted."""
+        return _health(engine.live, {"live": engine.live})
+
+    @app.get("/v2/health/ready", tags=["inference protocol v2"], responses={503: {}})
+    async def ready() -> Response:
+        """200 once every needed program is warm; 503 with the progress until then, and while draining."""
+        return _health(engine.ready and not engine.draining, _readiness(engine), config.retry_after_s)
+
+    @app.get("/v2/models/{name}", tags=["inference protocol v2"])
+    @app.get("/v2/models/{name}/versions/{version}", tags=["inference protocol v2"])
+    async def model_metadata(name: str, version: str | None = None) -> openapi.ModelMetadata:
+        """Tensors and limits of a model."""
+        model = engine.models[find_listed(engine, name, version)]
+        return kserve.model_metadata(model, name in texts)
+
+    @app.get("/v2/models/{name}/ready", tags=["inference protocol v2"], responses={503: {}})
+    @app.get(
+        "/v2/models/{name}/versions/{version}/ready", tags=["inference protocol v2"], responses={503: {}}
+    )
+    async def model_ready(name: str, version: str | None = None) -> Response:
+        """200 when the model answers; 503 with the progress until then."""
+        try:
+            find_model(engine, name, version)
+        except UnknownModel:
+            raise
+        except ServerError:
+            return _health(False, _readiness(engine), config.retry_after_s)
+        return _health(True, {"name": name, "ready": True})
+
+
+def _readiness(engine: Engine) -> dict[str, Any]:
+    status = engine.status()
+    return {"ready": engine.ready and not engine.draining, "message": progress_text(engine), **status}
+
+
+def _health(good: bool, body: Mapping[str, Any], retry_after_s: float = 0.0) -> Response:
+    headers = {} if good or not retry_after_s else {"retry-after": str(max(1, round(retry_after_s)))}
+    return Response(dumps(body), 200 if good else 503, headers=headers, media_type="application/json")
+
+
+def _error_response(path: str, error: ServerError, status: Mapping[str, Any] | None, code: int) -> Response:
+    call = Call({}, {})
+    shape = kserve.error_body if path.startswith("/v2") else openai.error_body
+    return Response(shape(call, error, status), code, media_type="application/json")
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise error
+    path = request.url.path
+    if error.status_code == 404:
+        text = f"The path must be one of /openapi.json's, got {path!r}; correct it."
+    else:
+        text = f"{error.detail}: the path {path!r} does not take {request.method}; see /openapi.json."
+    response = _error_response(path, BadRequest(text), None, error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _server_error(engine: Engine, config: HttpConfig) -> Callable[[Request, Exception], Any]:
+    async def handle(request: Request, error: Exception) -> Response:
+        if not isinstance(error, ServerError):
+            raise error
+        status = engine.status() if isinstance(error, NotReady) else None
+        response = _error_response(request.url.path, error, status, error.http_status)
+        for key, value in error_headers(error, config.retry_after_s):
+            response.headers[key.decode()] = value.decode()
+        return response
+
+    return handle
+
+
+class RequestId:
+    """Middleware: echoes `x-request-id`, or makes one, on every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes one request through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for key, value in scope["headers"] if key == b"x-request-id"), b"")
+        usable = 0 < len(given) <= 128 and all(0x21 <= byte <= 0x7E for byte in given)
+        chosen = given if usable else uuid.uuid4().hex.encode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-request-id", chosen)]
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)

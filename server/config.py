@@ -1,0 +1,54 @@
+"""Options of the HTTP front and of `servax serve`, validated once."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class HttpConfig(BaseModel):
+    """Limits of the HTTP front.
+
+    Attributes:
+        max_body_bytes: a larger request body is refused with 413.
+        retry_after_s: seconds named in `Retry-After` while the server is starting or draining.
+        tokenize_inline_chars: texts of together fewer characters are tokenized on the event loop;
+            more go to a worker thread. A tokenizer does about 2 million characters a second, so the
+            default holds the loop for at most 10 ms, and a thread hop costs about 0.1 ms.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_body_bytes: int = Field(default=64 << 20, gt=0)
+    retry_after_s: float = Field(default=2.0, gt=0)
+    tokenize_inline_chars: int = Field(default=20_000, ge=0)
+
+
+class ServeConfig(BaseModel):
+    """Everything `servax serve` and `servax warmup` can be told.
+
+    Attributes:
+        model: what to serve; see `servax.server.wiring.resolve`.
+        host: address to listen on.
+        port: TCP port; 0 lets the system choose.
+        max_batch: rows of the largest bucket.
+        max_length: limit of the model's length axis; None takes the model's own.
+        scheme: ladder of the varying axis, as `name` or `name:argument,...`.
+        max_wait_ms: how long an idle device may wait for more rows.
+        seal: whether JAX tracing is switched off in the whole process after warm-up.
+        drain_s: seconds that admitted requests get after a stop signal.
+        http: limits of the HTTP front.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_batch: int = Field(default=32, gt=0)
+    max_length: int | None = Field(default=None, gt=0)
+    scheme: str = "powers_of_two:16"
+    max_wait_ms: float = Field(default=0.0, ge=0)
+    seal: bool = True
+    drain_s: float = Field(default=30.0, ge=0)
+    log_level: Literal["critical", "error", "warning", "info", "debug"] = "warning"
+    http: HttpConfig = HttpConfig()

@@ -1,0 +1,153 @@
+"""What the server counts, as Prometheus metrics in a registry of its own."""
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Metrics:
+    """Counters, histograms and gauges of one server.
+
+    The engine calls `batch`, `compile` and `watch_rows`; transports call `reply` and `cut`. Nothing here
+    touches the process-wide default registry, so two servers in one process do not mix.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "servax_requests",
+            "Requests by what the client got: outcome is ok, error or cancelled.",
+            ["model", "route", "outcome", "reason"],
+            registry=registry,
+        )
+        self._latency = Histogram(
+            "servax_request_seconds",
+            "Seconds from the first byte handed to the server to the encoded answer.",
+            ["model", "route"],
+            registry=registry,
+            buckets=_LATENCY_S,
+        )
+        self._truncated = Counter(
+            "servax_truncated_inputs",
+            "Inputs that were cut because the caller asked.",
+            ["model"],
+            registry=registry,
+        )
+        self._batch_counters(registry)
+        self._compiles = Counter(
+            "servax_compiles",
+            "Programs compiled by XLA; phase `request` must stay 0.",
+            ["phase"],
+            registry=registry,
+        )
+        self._loads = Counter(
+            "servax_program_loads",
+            "Programs loaded instead of compiled.",
+            ["phase", "source"],
+            registry=registry,
+        )
+        self._compile_seconds = Histogram(
+            "servax_program_seconds",
+            "Seconds until a program was ready.",
+            ["phase", "source"],
+            registry=registry,
+            buckets=_COMPILE_S,
+        )
+        self._rows = Gauge("servax_rows", "Rows waiting or running.", ["model", "state"], registry=registry)
+        for phase in ("warmup", "request"):
+            self._compiles.labels(phase)
+
+    def _batch_counters(self, registry: CollectorRegistry) -> None:
+        labels = ["model", "bucket"]
+        self._batches = Counter(
+            "servax_batches",
+            "Batches run, by why they were launched.",
+            [*labels, "reason"],
+            registry=registry,
+        )
+        self._batch_rows = Counter("servax_batch_rows", "Real rows in batches.", labels, registry=registry)
+        self._real = Counter("servax_batch_real", "Real elements in batches.", labels, registry=registry)
+        self._computed = Counter(
+            "servax_batch_computed",
+            "Elements computed in batches, padding included.",
+            labels,
+            registry=registry,
+        )
+        self._batch_seconds = Histogram(
+            "servax_batch_seconds",
+            "Seconds of one batch on the device.",
+            labels,
+            registry=registry,
+            buckets=_LATENCY_S,
+        )
+
+    def reply(self, model: str, route: str, outcome: str, reason: str, seconds: float) -> None:
+        """Counts one request, once, by what its client got.
+
+        Args:
+            model: the served model's name, or "" if none was found (never a name that a client made up).
+            route: the route's label.
+            outcome: `ok`, `error` or `cancelled`.
+            reason: the error's reason, or "".
+            seconds: from arrival to answer.
+        """
+        self._requests.labels(model, route, outcome, reason).inc()
+        self._latency.labels(model, route).observe(seconds)
+
+    def cut(self, model: str, inputs: int) -> None:
+        """Counts inputs that were cut at the caller's wish."""
+        if inputs:
+            self._truncated.labels(model).inc(inputs)
+
+    def batch(
+        self, model: str, bucket: str, rows: int, real: int, computed: int, seconds: float, reason: str
+    ) -> None:
+        """Counts one batch.
+
+        Args:
+            model: the model's name.
+            bucket: the bucket, such as `batch=4,length=32`.
+            rows: real rows in it.
+            real: real elements (tokens) in it.
+            computed: elements computed: the bucket's size.
+            seconds: on the device.
+            reason: why it was launched: full, window, deadline or idle.
+        """
+        self._batches.labels(model, bucket, reason).inc()
+        self._batch_rows.labels(model, bucket).inc(rows)
+        self._real.labels(model, bucket).inc(real)
+        self._computed.labels(model, bucket).inc(computed)
+        self._batch_seconds.labels(model, bucket).observe(seconds)
+
+    def compile(self, phase: str, seconds: float, source: str) -> None:
+        """Counts one program that became ready.
+
+        Args:
+            phase: `warmup`, `background` or `request`.
+            seconds: until it was ready.
+            source: `compiled`, or where it was loaded from, such as `store`.
+        """
+        if source == "compiled":
+            self._compiles.labels(phase).inc()
+        else:
+            self._loads.labels(phase, source).inc()
+        self._compile_seconds.labels(phase, source).observe(seconds)
+
+    def watch_rows(self, model: str, waiting: Callable[[], float], running: Callable[[], float]) -> None:
+        """Reads the numbers of waiting and running rows whenever the metrics are read."""
+        self._rows.labels(model, "waiting").set_function(waiting)
+        self._rows.labels(model, "running").set_function(running)
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def value(self, name: str, **labels: str) -> float:
+        """One sample's value, 0.0 if it does not exist yet; for tests and status pages."""
+        return self.registry.get_sample_value(name, labels) or 0.0

@@ -1,0 +1,237 @@
+"""One served model: its programs, its staging buffers, its batcher and its door."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..bucketing import Bucket, CostModel, Grid, Planner
+from ..jit_cache import (
+    CompileService,
+    Input,
+    InputError,
+    ItemTooLarge,
+    NonFinite,
+    Output,
+    Program,
+    ProgramCache,
+    Servable,
+    Staging,
+    WarmupReport,
+    check_item,
+    compile_program,
+    warmup_order,
+)
+from .batcher import Batcher, Policy
+from .clock import Clock
+from .dispatcher import Dispatcher
+from .errors import BadRequest, BadTensor, NonFiniteInput, NotReady, TooLong, TooManyRows
+from .request import DEFAULT_PRIORITY, PRIORITIES, Request
+from .sinks import Sinks
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Model:
+    """A servable inside a server: what the transports and the Python API talk to.
+
+    Made by `Server`; shares its device thread, queue and compile thread.
+    """
+
+    def __init__(
+        self,
+        servable: Servable,
+        *,
+        dispatcher: Dispatcher,
+        compiler: CompileService,
+        clock: Clock,
+        sinks: Sinks,
+        policy: Policy,
+        max_request_rows: int,
+        ready_when: str,
+    ) -> None:
+        self.servable = servable
+        self.name = servable.name
+        self.version = servable.version
+        self.max_request_rows = max_request_rows
+        self.cost = CostModel()
+        self.batcher = Batcher(self.cost, policy)
+        self.lane = dispatcher.add_lane(self.batcher)
+        self.order = warmup_order(servable.grid)
+        self.report = WarmupReport(len(self.order))
+        self.cache = ProgramCache(self._compile, compiler)
+        self._needed = 1 if ready_when == "coverage" else len(self.order)
+        self._dispatcher, self._clock, self._sinks = dispatcher, clock, sinks
+        self._leaves: Sequence[jax.Array] | None = None
+        self._staging: dict[Bucket, list[Staging]] = {}
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {len(self.cache.ready())} of {len(self.order)} programs warm)"
+
+    # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """What callers send."""
+        return self.servable.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What callers get."""
+        return self.servable.outputs.leaves
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Largest size of each axis; ``batch`` is the most rows run at once."""
+        return self.servable.limits
+
+    @property
+    def allow_nonfinite(self) -> bool:
+        """Whether NaN and infinity may pass in float inputs."""
+        return self.servable.allow_nonfinite
+
+    @property
+    def ready(self) -> bool:
+        """Whether warm-up reached what readiness asks for: the whole grid, or the covering bucket."""
+        warm = self.report.warm
+        return len(warm) >= self._needed and warm[0].bucket == self.order[0]
+
+    # -- the door -----------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        rows: Rows,
+        *,
+        priority: int,
+        timeout_s: float | None,
+        future: Any,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Request:
+        """Check every row and put the request into the queue.
+
+        Raises:
+            ServerError: whatever the door refuses; nothing was queued then.
+        """
+        if not self.ready:
+            raise NotReady(
+                f"model {self.name!r} answers once it is warm; {len(self.report.warm)} of {len(self.order)} "
+                f"programs are: retry shortly"
+            )
+        if len(rows) > self.max_request_rows:
+            raise TooManyRows(
+                f"one request holds at most {self.max_request_rows} rows; got {len(rows)}: send several"
+            )
+        if priority not in PRIORITIES:
+            raise BadRequest(
+                f"a priority is from {PRIORITIES[0]} (most urgent) to {PRIORITIES[-1]}; got {priority!r}: leave it out "
+                f"for {DEFAULT_PRIORITY}"
+            )
+        items, sizes = self._check(rows)
+        now_s = self._clock.now()
+        request = Request(
+            items,
+            sizes,
+            arrived_s=now_s,
+            sink=self._sinks.threads if loop is None else self._sinks.of_loop(loop),
+            future=future,
+            priority=priority,
+            deadline_s=_deadline(now_s, timeout_s),
+        )
+        self._dispatcher.offer(self.lane, request)
+        return request
+
+    def _check(self, rows: Rows) -> tuple[list[dict[str, np.ndarray]], list[tuple[int, ...]]]:
+        items, sizes = [], []
+        for index, row in enumerate(rows):
+            where = f"row {index}: " if len(rows) > 1 else ""
+            try:
+                item, size = check_item(
+                    self.servable.signature, row, self.limits, allow_nonfinite=self.allow_nonfinite
+                )
+            except ItemTooLarge as error:
+                raise TooLong(f"{where}{error}") from None
+            except NonFinite as error:
+                raise NonFiniteInput(f"{where}{error}") from None
+            except InputError as error:
+                raise BadTensor(f"{where}{error}") from None
+            items.append(item)
+            sizes.append(size)
+        return items, sizes
+
+    async def run(
+        self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
+    ) -> list[list[np.ndarray]]:
+        """Output leaves of each row, in order; cancelling the caller's task frees the place at once."""
+        if not rows:
+            return []
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[list[np.ndarray]]] = loop.create_future()
+        request = self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(request)
+            raise
+
+    async def submit(
+        self, rows: Rows, *, priority: int = 0, timeout_s: float | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """Answer rows of any sizes, for the transports.
+
+        Args:
+            rows: arrays of each row by input name, without a batch dim; ragged across rows.
+            priority: 1 (most urgent) to 9; 0 means not set.
+            timeout_s: seconds until the answer must be there; None or 0 means not set.
+
+        Returns:
+            Output arrays of each row by output name, in order.
+        """
+        results = await self.run(rows, priority=priority or DEFAULT_PRIORITY, timeout_s=timeout_s)
+        names = [leaf.name for leaf in self.outputs]
+        return [dict(zip(names, row, strict=True)) for row in results]
+
+    def run_threaded(
+        self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
+    ) -> "Future[list[list[np.ndarray]]]":
+        """The same for threads: a future of the output leaves of each row."""
+        future: Future[list[list[np.ndarray]]] = Future()
+        if rows:
+            self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=None)
+        else:
+            future.set_result([])
+        return future
+
+    # -- programs: compile thread and device thread --------------------------------------------------
+
+    def _compile(self, bucket: Bucket) -> Program:
+        if self._leaves is None:
+            self._leaves = [jax.device_put(leaf) for leaf in self.servable.leaves]
+        _ = self.servable.outputs  # inferred here, where tracing is allowed
+        return compile_program(self.servable, bucket, self._leaves)
+
+    def opened(self, bucket: Bucket, run_s: float) -> None:
+        """A program is warm and was timed: from now on it is planned with."""
+        self.cost.observe(bucket, run_s)
+        grid = Grid(self.servable.grid.axes, self.cache.ready())
+        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+
+    def borrow_staging(self, bucket: Bucket) -> Staging:
+        """A staging set of the bucket that no batch in flight uses; device thread only."""
+        free = self._staging.setdefault(bucket, [])
+        return free.pop() if free else Staging(self.servable.signature, bucket)
+
+    def return_staging(self, bucket: Bucket, staging: Staging) -> None:
+        """Give a set back once its batch has ended; device thread only."""
+        self._staging[bucket].append(staging)
+
+
+def _deadline(now_s: float, timeout_s: float | None) -> float:
+    if not timeout_s:
+        return math.inf
+    if not 0 < timeout_s < math.inf:
+        raise BadRequest(f"a timeout is a positive number of seconds; got {timeout_s}: leave it out for none")
+    return now_s + timeout_s

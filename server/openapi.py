@@ -1,0 +1,139 @@
+"""The OpenAPI schema: real bodies of the hot routes, generated from the structs that parse them."""
+
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from .kserve_schema import DocumentedRequest, InferError, InferResponse
+from .openai import EmbeddingRequest, EmbeddingResponse, ErrorResponse
+
+EMBEDDINGS = "/v1/embeddings"
+INFER = "/v2/models/{name}/infer"
+INFER_VERSION = "/v2/models/{name}/versions/{version}/infer"
+_STATUSES = {
+    "400": "A rule is broken; the message names the rule, the value and the remedy.",
+    "404": "No such model or version.",
+    "413": "The body is too large.",
+    "429": "A queue is full; see Retry-After.",
+    "500": "The model or the server failed on this request.",
+    "503": "Starting or draining; see Retry-After.",
+    "504": "The deadline passed.",
+}
+
+
+class ModelCard(TypedDict):
+    """One model, as OpenAI lists it."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    """The served models."""
+
+    object: str
+    data: list[ModelCard]
+
+
+class ServerMetadata(TypedDict):
+    """Who answers, and with which extensions."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(TypedDict):
+    """One tensor; -1 is a size that varies, and the first size is the rows."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: NotRequired[dict[str, str]]
+
+
+class ModelMetadata(TypedDict):
+    """A model's tensors; `limits` are the largest sizes of the axes that vary."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    limits: dict[str, int]
+    max_request_rows: int
+
+
+def install(app: FastAPI) -> None:
+    """Makes `/openapi.json` describe the hot routes too."""
+
+    def schema() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = build(app)
+        return app.openapi_schema
+
+    app.openapi = schema  # type: ignore[method-assign]
+
+
+def build(app: FastAPI) -> dict[str, Any]:
+    """The whole schema of an application."""
+    schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    types = [EmbeddingRequest, EmbeddingResponse, ErrorResponse, DocumentedRequest, InferResponse, InferError]
+    refs, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(types, refs, strict=True))
+    schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
+    error, infer_error = by_type[ErrorResponse], by_type[InferError]
+    schema["paths"][EMBEDDINGS] = {
+        "post": _operation(
+            "create_embeddings", "openai", by_type[EmbeddingRequest], by_type[EmbeddingResponse], error, ()
+        )
+    }
+    for path, name, parameters in (
+        (INFER, "infer", ("name",)),
+        (INFER_VERSION, "infer_version", ("name", "version")),
+    ):
+        request, response = by_type[DocumentedRequest], by_type[InferResponse]
+        operation = _operation(name, "inference protocol v2", request, response, infer_error, parameters)
+        raw = {"schema": {"type": "string", "format": "binary"}}
+        operation["requestBody"]["content"]["application/octet-stream"] = raw
+        operation["responses"]["200"]["content"]["application/octet-stream"] = raw
+        operation["parameters"].append(
+            {
+                "name": "Inference-Header-Content-Length",
+                "in": "header",
+                "required": False,
+                "description": "Bytes of the JSON part; the binary tensors follow it.",
+                "schema": {"type": "integer", "minimum": 0},
+            }
+        )
+        schema["paths"].setdefault(path, {})["post"] = operation
+    return schema
+
+
+def _operation(
+    name: str,
+    tag: str,
+    request: dict[str, Any],
+    response: dict[str, Any],
+    error: dict[str, Any],
+    path_parameters: tuple[str, ...],
+) -> dict[str, Any]:
+    def content(body: dict[str, Any]) -> dict[str, Any]:
+        return {"application/json": {"schema": body}}
+
+    answers: dict[str, Any] = {"200": {"description": "The answer.", "content": content(response)}}
+    for status, text in _STATUSES.items():
+        answers[status] = {"description": text, "content": content(error)}
+    return {
+        "operationId": name,
+        "tags": [tag],
+        "parameters": [
+            {"name": p, "in": "path", "required": True, "schema": {"type": "string"}} for p in path_parameters
+        ],
+        "requestBody": {"required": True, "content": content(request)},
+        "responses": answers,
+    }

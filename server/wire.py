@@ -1,0 +1,202 @@
+"""One HTTP call on a hot route: read the body within a limit, run, watch the client, answer once, count once.
+
+The routes are bare ASGI applications: bodies are bytes in and bytes out, with no per-request model
+validation by the framework.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Message, Receive, Scope, Send
+
+from .errors import BadRequest, Closed, Overloaded, PayloadTooLarge, ServerError, Unavailable
+from .metrics import Metrics
+
+Header = tuple[bytes, bytes]
+_log = logging.getLogger("servax.http")
+
+
+class ClientGoneError(Exception):
+    """The client disconnected; there is nobody to answer."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, and what became known of it so far; an error reply names those facts.
+
+    Attributes:
+        headers: lower-case name to value.
+        path: parameters of the path.
+        body: the whole body.
+        model: name of the served model, once it is found; a label of the metrics.
+        param: the field that is being looked at, for the error body.
+        request_id: the id in the request's body, for protocols that have one.
+    """
+
+    headers: dict[str, str]
+    path: dict[str, str]
+    body: bytes = b""
+    model: str = ""
+    param: str | None = None
+    request_id: str | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """One answer, ready to be sent."""
+
+    body: bytes
+    media_type: bytes = b"application/json"
+    status: int = 200
+    headers: list[Header] = field(default_factory=list)
+
+
+Handler = Callable[[Call], Coroutine[Any, Any, Reply]]
+ErrorShape = Callable[[Call, ServerError], bytes]
+
+
+class HotRoute:
+    """An ASGI application for one route.
+
+    Args:
+        route: the route's label in the metrics.
+        handler: makes the reply of a call; raises `ServerError`.
+        error_shape: the JSON body of an error.
+        metrics: counts each call once, by what the client got.
+        max_body_bytes: larger bodies get 413.
+        retry_after_s: `Retry-After` of 503.
+    """
+
+    def __init__(
+        self,
+        route: str,
+        handler: Handler,
+        error_shape: ErrorShape,
+        *,
+        metrics: Metrics,
+        max_body_bytes: int,
+        retry_after_s: float,
+    ) -> None:
+        self.route = route
+        self._handler = handler
+        self._error_shape = error_shape
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._retry_after_s = retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        start_s = time.perf_counter()
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        call = Call(headers, scope.get("path_params", {}))
+        outcome, reason = "ok", ""
+        try:
+            call.body = await read_body(headers, receive, self._max_body_bytes)
+            reply = await run_while_connected(self._handler(call), receive)
+        except ClientGoneError:
+            self._count(call, "cancelled", "cancelled", start_s)
+            return
+        except ServerError as error:
+            outcome, reason = "error", error.reason
+            reply = self._refuse(call, error)
+        except Exception:
+            _log.exception("a request to %s failed inside the server", self.route)
+            error = ServerError(
+                "The server failed on this request; its log holds the cause; retry or report it."
+            )
+            outcome, reason = "error", error.reason
+            reply = self._refuse(call, error)
+        self._count(call, outcome, reason, start_s)
+        await send_reply(send, reply)
+
+    def _count(self, call: Call, outcome: str, reason: str, start_s: float) -> None:
+        self._metrics.reply(call.model, self.route, outcome, reason, time.perf_counter() - start_s)
+
+    def _refuse(self, call: Call, error: ServerError) -> Reply:
+        headers = error_headers(error, self._retry_after_s)
+        return Reply(self._error_shape(call, error), status=error.http_status, headers=headers)
+
+
+def error_headers(error: ServerError, retry_after_s: float) -> list[Header]:
+    """`Retry-After` for what a retry can cure, `Connection: close` where the connection is of no more use."""
+    headers: list[Header] = []
+    if isinstance(error, Overloaded):
+        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
+    if isinstance(error, Unavailable):
+        headers.append((b"retry-after", b"%d" % math.ceil(retry_after_s)))
+    if isinstance(error, Closed | PayloadTooLarge):
+        headers.append((b"connection", b"close"))
+    return headers
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Writes a reply in one piece."""
+    headers = [
+        (b"content-type", reply.media_type),
+        (b"content-length", b"%d" % len(reply.body)),
+        *reply.headers,
+    ]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def read_body(headers: dict[str, str], receive: Receive, limit: int) -> bytes:
+    """Reads the request's body.
+
+    Raises:
+        BadRequest: the body is compressed.
+        PayloadTooLarge: the body has more than `limit` bytes, by its header or as it arrives.
+        ClientGoneError: the client left before its end.
+    """
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise BadRequest(
+            f"A request body must not be compressed, got Content-Encoding {encoding!r}; send it plain."
+        )
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > limit:
+        raise PayloadTooLarge(f"A request body has at most {limit} bytes, got {declared}; split the request.")
+    message = await receive()
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise PayloadTooLarge(f"A request body has at most {limit} bytes, got more; split the request.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        message = await receive()
+
+
+async def run_while_connected(work: Coroutine[Any, Any, Reply], receive: Receive) -> Reply:
+    """Runs `work`, and cancels it as soon as the client disconnects, so that its place is free at once.
+
+    Raises:
+        ClientGoneError: the client disconnected first.
+    """
+    task = asyncio.ensure_future(work)
+    gone: asyncio.Future[Message] = asyncio.ensure_future(_disconnected(receive()))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise ClientGoneError
+        return task.result()
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+
+
+async def _disconnected(message: Awaitable[Message]) -> Message:
+    return await message
