@@ -1,5 +1,6 @@
 """Which waiting rows run together, and in which bucket: the cheapest, never the first that fits."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -139,6 +140,8 @@ class Planner:
         if lateness is not None and len(lateness.slack_s) < count:
             raise PlanError(f"Each of the {count} rows needs a slack; got {len(lateness.slack_s)}.")
         slack = None if lateness is None else [float(s) for s in lateness.slack_s[:count]]
+        if slack is not None and any(map(math.isnan, slack)):
+            raise PlanError("A slack is a number of seconds, or inf where there is no deadline; got NaN.")
         if slack is not None and min(slack) >= self._menus.slowest_s:
             slack = None
         if slack is None and not self._several:

@@ -42,7 +42,9 @@ class ProgramCache:
         program = self._ready.get(bucket)
         if program is None:
             warm = ", ".join(map(str, list(self._ready)[:8])) or "none"
-            raise SealedError(f"only warm programs are run; bucket {bucket} is not warm (warm: {warm}): warm it first")
+            raise SealedError(
+                f"only warm programs are run; bucket {bucket} is not warm (warm: {warm}): warm it first"
+            )
         return program
 
     def request(self, bucket: Bucket) -> "Future[Program]":

@@ -209,9 +209,7 @@ def _symbolic(run: Callable[..., Any], params: Any, signature: Signature) -> _In
     leaves = jax.tree.leaves(tree)
     if not all(hasattr(leaf, "shape") for leaf in leaves):
         return None
-    return tree, lambda index: tuple(
-        dim if isinstance(dim, int) else str(dim) for dim in leaves[index].shape
-    )
+    return tree, lambda index: tuple(dim if isinstance(dim, int) else str(dim) for dim in leaves[index].shape)
 
 
 def _probed(run: Callable[..., Any], params: Any, signature: Signature) -> _Inferred:
@@ -220,8 +218,10 @@ def _probed(run: Callable[..., Any], params: Any, signature: Signature) -> _Infe
     # Distinct and co-prime, so that no axis can be mistaken for another or for a sum of two.
     probes = [
         dict(zip(names, sizes, strict=True))
-        for sizes in ([2, *range(16, 16 + len(names) * 16, 16)][: len(names)],
-                      [4, *range(48, 48 + len(names) * 32, 32)][: len(names)])
+        for sizes in (
+            [2, *range(16, 16 + len(names) * 16, 16)][: len(names)],
+            [4, *range(48, 48 + len(names) * 32, 32)][: len(names)],
+        )
     ]
     trees = [jax.eval_shape(run, params, signature.abstract(probe)) for probe in probes]
     shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in trees]

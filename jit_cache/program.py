@@ -46,7 +46,9 @@ class Program:
 
     __slots__ = ("_executable", "_leaves", "bucket", "facts")
 
-    def __init__(self, bucket: Bucket, executable: Any, leaves: Sequence[jax.Array], facts: ProgramFacts) -> None:
+    def __init__(
+        self, bucket: Bucket, executable: Any, leaves: Sequence[jax.Array], facts: ProgramFacts
+    ) -> None:
         self.bucket = bucket
         self.facts = facts
         self._executable = executable

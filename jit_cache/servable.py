@@ -67,7 +67,9 @@ class Servable:
         self.leaves, self._treedef = jax.tree.flatten(params)
         self._declared_outputs = outputs
         self.limits = _limits(self.signature.axes, limits or {}, grid)
-        self.grid = grid if grid is not None else _make_grid(self.signature.axes, self.limits, scheme, max_elements)
+        self.grid = (
+            grid if grid is not None else _make_grid(self.signature.axes, self.limits, scheme, max_elements)
+        )
         if self.grid.axes != (BATCH, *self.signature.axes):
             raise SignatureError(
                 f"a grid has the axes of the inputs, {[BATCH, *self.signature.axes]}; got {list(self.grid.axes)}"

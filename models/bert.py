@@ -137,8 +137,8 @@ class BertEncoder(nnx.Module):
         Returns:
             float32 `(batch, length, hidden)`.
         """
-        x = jnp.take(self.word[...], ids, axis=0, mode="clip")
-        x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="clip")
+        x = jnp.take(self.word[...], ids, axis=0, mode="fill")
+        x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="fill")
         x = self.norm(x + self.token_type[0][None, None])
         graph, stack = nnx.split(self.layers)
 

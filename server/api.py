@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
@@ -80,7 +81,7 @@ class Server:
         limits = queue if queue is not None else QueueLimits()
         if max_request_rows < 1 or max_request_rows > limits.rows:
             raise ConfigError(
-                f"a request of max_request_rows must fit the queue of {limits.rows} rows; got {max_request_rows}"
+                f"max_request_rows is from 1 to the {limits.rows} rows that the queue holds; got {max_request_rows}"
             )
         self._clock = clock if clock is not None else MonotonicClock()
         self._compiler = CompileService()
@@ -246,7 +247,9 @@ class Server:
     def status(self) -> dict[str, Any]:
         """State, warm-up progress and failures, for people and for the body of a 503."""
         reports = {name: model.report for name, model in self.models.items()}
-        failed = {f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()}
+        failed = {
+            f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()
+        }
         error = self._warmup_error or self._device.failure
         return {
             "state": "ready" if self.ready else "failed" if failed or error else self._state,
@@ -277,10 +280,14 @@ class Server:
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name is None or name not in self.models:
-            raise UnknownModel(f"models served here are {sorted(self.models)}; got {name!r}: name one of them")
+            raise UnknownModel(
+                f"models served here are {sorted(self.models)}; got {name!r}: name one of them"
+            )
         return self.models[name]
 
-    def __call__(self, *args: Any, model: str | None = None, timeout_s: float | None = None, **inputs: Any) -> Any:
+    def __call__(
+        self, *args: Any, model: str | None = None, timeout_s: float | None = None, **inputs: Any
+    ) -> Any:
         """Answer one item or a batch, blocking.
 
         Args:
@@ -326,14 +333,28 @@ class Server:
         """
         served = self.model(model)
         step = served.max_request_rows
-        futures = [served.run_threaded(items[begin : begin + step]) for begin in range(0, len(items), step)]
-        return [_assemble(served, [row], True) for future in futures for row in future.result()]
+        flying: deque[Future[list[list[np.ndarray]]]] = deque()
+        answers: list[Any] = []
+
+        def collect() -> None:
+            answers.extend(_assemble(served, [row], True) for row in flying.popleft().result())
+
+        for begin in range(0, len(items), step):
+            # Never more than two requests of ours in the queue, which other callers share.
+            if len(flying) == 2:
+                collect()
+            flying.append(served.run_threaded(items[begin : begin + step]))
+        while flying:
+            collect()
+        return answers
 
 
 def _rows(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Rows, bool]:
     names = [one.name for one in model.inputs]
     if len(args) > len(names) or any(name in inputs for name in names[: len(args)]):
-        raise TypeError(f"model {model.name!r} takes the inputs {names}; got {len(args)} positional and {sorted(inputs)}")
+        raise TypeError(
+            f"model {model.name!r} takes the inputs {names}; got {len(args)} positional and {sorted(inputs)}"
+        )
     given = dict(zip(names, args, strict=False)) | inputs
     first = next((one for one in model.inputs if one.name in given), None)
     if first is None or np.ndim(given[first.name]) == len(first.dims):
@@ -350,9 +371,10 @@ def _assemble(model: Model, rows: list[list[np.ndarray]], single: bool) -> Any:
     if single:
         return jax.tree.unflatten(outputs.treedef, rows[0])
     if not rows:
-        leaves = [np.zeros((0, *(d if isinstance(d, int) else 0 for d in leaf.dims)), leaf.dtype) for leaf in outputs.leaves]
+        leaves = [
+            np.zeros((0, *(d if isinstance(d, int) else 0 for d in leaf.dims)), leaf.dtype)
+            for leaf in outputs.leaves
+        ]
     else:
         leaves = [np.stack(column) for column in zip(*rows, strict=True)]
     return jax.tree.unflatten(outputs.treedef, leaves)
-
-

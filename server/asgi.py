@@ -12,7 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import _version
-from . import kserve, openai, openapi
+from . import kserve, kserve_schema, openai, openapi
 from .config import HttpConfig
 from .encode import dumps
 from .errors import BadRequest, NotReady, ServerError, UnknownModel
@@ -93,12 +93,12 @@ def _add_openai(app: FastAPI, engine: Engine) -> None:
     created = int(time.time())
 
     @app.get("/v1/models", tags=["openai"])
-    async def list_models() -> openapi.ModelList:
+    async def list_models() -> openai.ModelList:
         """Models that are served."""
         return openai.list_models(engine, created)
 
     @app.get("/v1/models/{name}", tags=["openai"])
-    async def get_model(name: str) -> openapi.ModelCard:
+    async def get_model(name: str) -> openai.ModelCard:
         """One served model."""
         return openai.model_card(find_listed(engine, name), created)
 
@@ -115,7 +115,7 @@ def find_listed(engine: Engine, name: str, version: str | None = None) -> str:
 
 def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], config: HttpConfig) -> None:
     @app.get("/v2", tags=["inference protocol v2"])
-    async def server_metadata() -> openapi.ServerMetadata:
+    async def server_metadata() -> kserve_schema.ServerMetadata:
         """Name, version and protocol extensions."""
         return {
             "name": "servax",
@@ -135,7 +135,7 @@ def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], con
 
     @app.get("/v2/models/{name}", tags=["inference protocol v2"])
     @app.get("/v2/models/{name}/versions/{version}", tags=["inference protocol v2"])
-    async def model_metadata(name: str, version: str | None = None) -> openapi.ModelMetadata:
+    async def model_metadata(name: str, version: str | None = None) -> kserve_schema.ModelMetadata:
         """Tensors and limits of a model."""
         model = engine.models[find_listed(engine, name, version)]
         return kserve.model_metadata(model, name in texts)

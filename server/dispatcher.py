@@ -76,7 +76,9 @@ class Dispatcher:
         """
         with self._lock:
             if self._draining:
-                raise Closed("a draining server takes no new requests; it is shutting down: use another replica")
+                raise Closed(
+                    "a draining server takes no new requests; it is shutting down: use another replica"
+                )
             self._load = admit(self._limits, self._load, request.waiting_rows, request.waiting_elements)
             self._lanes[lane].add(request)
             self._live.add(request)
@@ -225,7 +227,9 @@ class Dispatcher:
                 lane.clear()
             left = list(self._live)
             for request in left:
-                self._finish(request, State.FAILED, Closed("the server closed before it could answer: retry elsewhere"))
+                self._finish(
+                    request, State.FAILED, Closed("the server closed before it could answer: retry elsewhere")
+                )
             self._device_cond.notify_all()
             self._timer_cond.notify_all()
         deliver(left)

@@ -203,7 +203,7 @@ def _check_string_count(got: int, shape: Sequence[int], name: str) -> None:
 
 def _depth(raw: bytes | memoryview, rank: int) -> int:
     """Nesting to decode: 1 for flat data, else the shape's rank."""
-    head = bytes(raw[:64]).lstrip().replace(b" ", b"")
+    head = b"".join(bytes(raw[:64]).split())
     return rank if head.startswith(b"[[") and rank > 1 else 1
 
 

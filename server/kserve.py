@@ -8,7 +8,7 @@ import numpy as np
 from .encode import cast, datatype_of, dumps
 from .errors import BadRequest, BadTensor, ModelError, NotReady, ServerError, TooManyRows
 from .kserve_codec import Inputs, Tensor, check_parameters, decode, encode, flag, whole
-from .kserve_schema import Parameters, RequestedOutput
+from .kserve_schema import ModelMetadata, Parameters, RequestedOutput, TensorMetadata
 from .metrics import Metrics
 from .seam import Engine, ModelHandle, TensorSpec, find_model
 from .text import Cut, Embedder, Side
@@ -161,7 +161,7 @@ def _checked(spec: TensorSpec, tensor: Tensor) -> np.ndarray:
             raise BadTensor(f"Input {spec.name!r} has shape {shown}, got {list(tensor.shape)}; reshape it.")
         if isinstance(axis, str) and size == 0 and len(tensor):
             raise BadTensor(
-                f"Input {spec.name!r} needs {axis} of at least 1, got shape {list(tensor.shape)}; send no rows"
+                f"Input {spec.name!r} needs {axis} of at least 1, got {list(tensor.shape)}; send no rows"
                 " if there is nothing to run."
             )
     return cast(tensor, spec.dtype, spec.name)
@@ -203,7 +203,7 @@ def error_body(call: Call, error: ServerError, status: Mapping[str, Any] | None 
     return dumps(body)
 
 
-def model_metadata(model: ModelHandle, takes_text: bool) -> dict[str, Any]:
+def model_metadata(model: ModelHandle, takes_text: bool) -> ModelMetadata:
     """Answer of `GET /v2/models/{name}`: the protocol's fields, and `limits` of the varying axes."""
     inputs = [_described(spec) for spec in model.inputs]
     if takes_text:
@@ -220,6 +220,6 @@ def model_metadata(model: ModelHandle, takes_text: bool) -> dict[str, Any]:
     }
 
 
-def _described(spec: TensorSpec) -> dict[str, Any]:
+def _described(spec: TensorSpec) -> TensorMetadata:
     shape = [-1, *(size if isinstance(size, int) else -1 for size in spec.shape)]
     return {"name": spec.name, "datatype": datatype_of(spec.dtype), "shape": shape}

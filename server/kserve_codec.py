@@ -127,13 +127,13 @@ def whole(parameters: Parameters, name: str) -> int:
 
 def _binary_size(tensor: InputTensor, left: int) -> int | None:
     if "binary_data_size" not in tensor.parameters:
-        if not bytes(tensor.data):
+        if not len(memoryview(tensor.data)):
             raise BadTensor(
                 f"Input {tensor.name!r} needs data or parameters.binary_data_size, got neither; send one."
             )
         return None
     size = whole(tensor.parameters, "binary_data_size")
-    if bytes(tensor.data):
+    if len(memoryview(tensor.data)):
         raise BadTensor(f"Input {tensor.name!r} has data or binary_data_size, got both; send one.")
     if size > left:
         raise BadTensor(
@@ -144,23 +144,15 @@ def _binary_size(tensor: InputTensor, left: int) -> int | None:
 
 
 def _values(tensor: InputTensor, raw: memoryview | None) -> Tensor:
-    name, shape, datatype = tensor.name, tensor.shape, tensor.datatype
+    name, shape, datatype, data = tensor.name, tensor.shape, tensor.datatype, memoryview(tensor.data)
     if min(shape, default=0) < 0:
         raise BadTensor(f"Sizes of input {name!r} are 0 or more, got {shape}; correct the shape.")
     if datatype == "BYTES":
-        return (
-            strings_from_json(tensor.data, shape, name)
-            if raw is None
-            else strings_from_bytes(raw, shape, name)
-        )
+        return strings_from_json(data, shape, name) if raw is None else strings_from_bytes(raw, shape, name)
     if datatype not in DATATYPES:
         known = ", ".join([*DATATYPES, "BYTES"])
         raise BadTensor(f"The datatype of input {name!r} is one of {known}, got {datatype!r}; convert it.")
-    return (
-        from_json(tensor.data, datatype, shape, name)
-        if raw is None
-        else from_bytes(raw, datatype, shape, name)
-    )
+    return from_json(data, datatype, shape, name) if raw is None else from_bytes(raw, datatype, shape, name)
 
 
 def encode(head: dict[str, Any], outputs: Mapping[str, np.ndarray], wanted: Mapping[str, bool]) -> Reply:

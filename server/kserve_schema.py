@@ -1,8 +1,9 @@
 """Bodies of the Open Inference Protocol v2 over REST, as they are on the wire."""
 
-from typing import Any
+from typing import Any, NotRequired
 
 import msgspec
+from typing_extensions import TypedDict
 
 Parameters = dict[str, str | int | float | bool]
 
@@ -81,3 +82,32 @@ class InferError(msgspec.Struct, rename={"request_id": "id"}):
     error: str
     reason: str
     request_id: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ServerMetadata(TypedDict):
+    """Who answers, and with which extensions."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(TypedDict):
+    """One tensor; -1 is a size that varies, and the first size is the rows."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: NotRequired[dict[str, str]]
+
+
+class ModelMetadata(TypedDict):
+    """A model's tensors; `limits` are the largest sizes of the axes that vary."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    limits: dict[str, int]
+    max_request_rows: int

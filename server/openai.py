@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
+from typing_extensions import TypedDict
 
 from .encode import base64_float32, dumps
 from .errors import BadRequest, BadTensor, NotReady, ServerError, TooManyRows, UnknownModel
@@ -77,6 +78,22 @@ class ErrorResponse(msgspec.Struct):
     """Body of every 4xx and 5xx answer under `/v1`."""
 
     error: ErrorDetail
+
+
+class ModelCard(TypedDict):
+    """One model, as OpenAI lists it."""
+
+    id: str
+    object: str
+    created: int
+    owned_by: str
+
+
+class ModelList(TypedDict):
+    """The served models."""
+
+    object: str
+    data: list[ModelCard]
 
 
 _decoder = msgspec.json.Decoder(EmbeddingRequest)
@@ -209,11 +226,11 @@ def error_body(call: Call, error: ServerError, status: Mapping[str, Any] | None 
     return dumps(body)
 
 
-def model_card(name: str, created: int) -> dict[str, Any]:
+def model_card(name: str, created: int) -> ModelCard:
     """One model in OpenAI's list; `created` is the server's start in Unix seconds."""
     return {"id": name, "object": "model", "created": created, "owned_by": "servax"}
 
 
-def list_models(engine: Engine, created: int) -> dict[str, Any]:
+def list_models(engine: Engine, created: int) -> ModelList:
     """Answer of `GET /v1/models`."""
     return {"object": "list", "data": [model_card(name, created) for name in sorted(engine.models)]}

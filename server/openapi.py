@@ -1,6 +1,6 @@
 """The OpenAPI schema: real bodies of the hot routes, generated from the structs that parse them."""
 
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI
@@ -21,51 +21,6 @@ _STATUSES = {
     "503": "Starting or draining; see Retry-After.",
     "504": "The deadline passed.",
 }
-
-
-class ModelCard(TypedDict):
-    """One model, as OpenAI lists it."""
-
-    id: str
-    object: str
-    created: int
-    owned_by: str
-
-
-class ModelList(TypedDict):
-    """The served models."""
-
-    object: str
-    data: list[ModelCard]
-
-
-class ServerMetadata(TypedDict):
-    """Who answers, and with which extensions."""
-
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class TensorMetadata(TypedDict):
-    """One tensor; -1 is a size that varies, and the first size is the rows."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: NotRequired[dict[str, str]]
-
-
-class ModelMetadata(TypedDict):
-    """A model's tensors; `limits` are the largest sizes of the axes that vary."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-    limits: dict[str, int]
-    max_request_rows: int
 
 
 def install(app: FastAPI) -> None:

@@ -101,25 +101,22 @@ class HotRoute:
         except ClientGoneError:
             self._count(call, "cancelled", "cancelled", start_s)
             return
-        except ServerError as error:
+        except Exception as cause:
+            error = cause if isinstance(cause, ServerError) else self._log_fault()
             outcome, reason = "error", error.reason
-            reply = self._refuse(call, error)
-        except Exception:
-            _log.exception("a request to %s failed inside the server", self.route)
-            error = ServerError(
-                "The server failed on this request; its log holds the cause; retry or report it."
-            )
-            outcome, reason = "error", error.reason
-            reply = self._refuse(call, error)
+            headers_out = error_headers(error, self._retry_after_s)
+            reply = Reply(self._error_shape(call, error), status=error.http_status, headers=headers_out)
         self._count(call, outcome, reason, start_s)
         await send_reply(send, reply)
 
     def _count(self, call: Call, outcome: str, reason: str, start_s: float) -> None:
         self._metrics.reply(call.model, self.route, outcome, reason, time.perf_counter() - start_s)
 
-    def _refuse(self, call: Call, error: ServerError) -> Reply:
-        headers = error_headers(error, self._retry_after_s)
-        return Reply(self._error_shape(call, error), status=error.http_status, headers=headers)
+    def _log_fault(self) -> ServerError:
+        _log.exception("a request to %s failed inside the server", self.route)
+        return ServerError(
+            "The server must not fail on a request, but it did; its log has the cause; report it."
+        )
 
 
 def error_headers(error: ServerError, retry_after_s: float) -> list[Header]:

@@ -45,6 +45,11 @@ def golden():
     return texts, np.load(GOLDEN / "minilm_embeddings.npy")
 
 
+@pytest.fixture(scope="session")
+def small_config():
+    return dict(SMALL)
+
+
 @pytest.fixture
 def random_tensors():
     """Tensors of a Hugging Face BERT, named as its files name them."""

@@ -27,7 +27,7 @@ def test_ten_thousand_words(minilm):
     assert row.size == 10_002
     cut = minilm.tokenizer.truncate(row)
     assert cut.size == 256
-    assert cut[0], cut[-1] == (101, 102)
+    assert (cut[0], cut[-1]) == (101, 102)
 
 
 def test_V4_cutting_keeps_the_special_tokens_on_either_side(tokenizer):
