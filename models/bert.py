@@ -137,8 +137,8 @@ class BertEncoder(nnx.Module):
         Returns:
             float32 `(batch, length, hidden)`.
         """
-        x = jnp.take(self.word[...], ids, axis=0, mode="fill")
-        x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="fill")
+        x = jnp.take(self.word[...], ids, axis=0, mode="clip")
+        x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="clip")
         x = self.norm(x + self.token_type[0][None, None])
         graph, stack = nnx.split(self.layers)
 
@@ -231,7 +231,7 @@ def apply_packed(
     """
     real = segment_ids > 0
     ids = jnp.where(real, ids, jnp.int32(config.pad_id))
-    keep = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & real[:, None, None, :]
+    keep = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
     vectors = _module(config, params)(ids, jnp.where(real, positions, 0), keep)
     pooled = pool_segments(vectors, segment_ids, max_segments, config.pooling, normalize=config.normalize)
     return {"embedding": pooled}

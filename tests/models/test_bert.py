@@ -74,6 +74,23 @@ def test_P4_left_padding_equals_alone(small, reference, pooling):
     np.testing.assert_allclose(got, [reference(raw, tensors, row, pooling) for row in TOKENS], atol=2e-5)
 
 
+@pytest.mark.parametrize("junk", [39, 10_000, -5])
+def test_P11_a_table_row_of_nan_cannot_leak_from_padding(small, junk):
+    _, _, config, params = small()
+    params["word"][39] = np.nan
+    ids, mask = padded(TOKENS, 5, 10, fill=junk)
+    got = bert.apply(config, params, ids=jnp.asarray(ids), mask=jnp.asarray(mask))["embedding"]
+    assert np.isfinite(got).all()
+
+
+def test_ids_outside_the_table_stay_with_their_row(small, reference):
+    raw, tensors, config, params = small()
+    ids, mask = padded([[2, 10_000, 3], TOKENS[0], [2, -7, 3]], 3, 6)
+    got = bert.apply(config, params, ids=jnp.asarray(ids), mask=jnp.asarray(mask))["embedding"]
+    assert np.isfinite(got).all()
+    np.testing.assert_allclose(got[1], reference(raw, tensors, TOKENS[0]), atol=2e-5)
+
+
 def packed_row(rows, length):
     ids, segments, positions = (np.full(length, fill, np.int32) for fill in (9_999, 0, 77))
     at = 0
