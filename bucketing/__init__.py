@@ -5,6 +5,7 @@ the cheapest buckets for what waits, and the padding or packing that fills them.
 """
 
 from .bucket import Bucket
+from .choose import Choice, choose_programs
 from .cost import CostModel, elements_prior
 from .errors import (
     BucketingError,
@@ -20,10 +21,16 @@ from .errors import (
     SchemeError,
     TraceError,
 )
+from .fit import LadderFit, fit_curve, fit_ladder
+from .fit_grid import GridFit, fit_grid
+from .fitted import fitted
 from .grid import Grid
 from .ladder import Ladder
+from .observed import Observed, observed
+from .packing import Packing, StreamingPacker, pack
 from .padding import fill_lengths, fill_mask, pad_rows
 from .plan import Lateness, Planner, Run, plan
+from .report import LadderReport, RungReport, report
 from .schemes import (
     Scheme,
     bounded_waste,
@@ -35,39 +42,62 @@ from .schemes import (
     powers_of_two,
     single,
 )
+from .traffic import DriftDetector, Histogram
+from .trees import PaddedBatch, pad_batch, unpad
 
 __all__ = [
     "Bucket",
     "BucketingError",
+    "Choice",
     "CostError",
     "CostModel",
     "CoverageError",
     "DoesNotFit",
+    "DriftDetector",
     "FitError",
     "Grid",
     "GridError",
+    "GridFit",
+    "Histogram",
     "Ladder",
     "LadderError",
+    "LadderFit",
+    "LadderReport",
     "Lateness",
+    "Observed",
+    "Packing",
     "PackingError",
+    "PaddedBatch",
     "PaddingError",
     "PlanError",
     "Planner",
     "Run",
+    "RungReport",
     "Scheme",
     "SchemeError",
+    "StreamingPacker",
     "TraceError",
     "bounded_waste",
+    "choose_programs",
     "elements_prior",
     "exact",
     "explicit",
     "fill_lengths",
     "fill_mask",
+    "fit_curve",
+    "fit_grid",
+    "fit_ladder",
+    "fitted",
     "geometric",
     "linear",
+    "observed",
+    "pack",
+    "pad_batch",
     "pad_rows",
     "parse_scheme",
     "plan",
     "powers_of_two",
+    "report",
     "single",
+    "unpad",
 ]

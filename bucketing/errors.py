@@ -35,7 +35,7 @@ class CoverageError(GridError):
     """An admissible shape has neither a bucket nor a split into buckets."""
 
 
-class DoesNotFit(BucketingError):  # noqa: N818 - reads as the sentence it is
+class DoesNotFit(BucketingError):
     """A size or shape lies beyond the largest rung or bucket."""
 
 

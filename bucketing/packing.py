@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import PackingError
-from .padding import pad_rows
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packing:
     """Where each sequence lies: its row, its first column and its segment in that row.
 
@@ -96,11 +95,17 @@ class Packing:
         items = [np.asarray(array) for array in arrays]
         if [len(item) for item in items] != self.lengths.tolist():
             raise PackingError(
-                f"Arrays have the packed lengths {self.lengths.tolist()}; got {[len(item) for item in items]}."
+                f"Arrays have the packed lengths {self.lengths.tolist()}; got "
+                f"{[len(item) for item in items]}."
             )
         out[...] = pad
         for item, row, start in zip(items, self.row.tolist(), self.start.tolist(), strict=True):
-            pad_rows(out[row, start : start + len(item)], item, pad)
+            if item.shape[1:] != out.shape[2:] or not np.can_cast(item.dtype, out.dtype, "same_kind"):
+                raise PackingError(
+                    f"A sequence has items of shape {out.shape[2:]} castable to {out.dtype}; got "
+                    f"{item.shape[1:]} of {item.dtype}."
+                )
+            out[row, start : start + len(item)] = item
 
     def gather(self, packed: NDArray[np.generic]) -> list[NDArray[np.generic]]:
         """The sequences cut out of `(batch, capacity, *dims)`, as views, in the order they were given."""
@@ -124,7 +129,8 @@ class Packing:
     def _check(self, array: NDArray[np.generic]) -> None:
         if array.ndim < 2 or array.shape[1] != self.capacity or array.shape[0] < self.rows:
             raise PackingError(
-                f"A packed array has the shape (at least {self.rows}, {self.capacity}, ...); got {array.shape}."
+                f"A packed array has the shape (at least {self.rows}, {self.capacity}, ...); "
+                f"got {array.shape}."
             )
 
 
@@ -141,8 +147,8 @@ def pack(lengths: ArrayLike, capacity: int, *, max_segments: int | None = None) 
     Raises:
         PackingError: if a length is below 1 or above `capacity`.
     """
-    sizes = checked_lengths(lengths, capacity)
     bins = Bins(capacity, max_segments)
+    sizes = checked_lengths(lengths, capacity)
     order = np.argsort(-sizes, kind="stable").tolist()
     for index in order:
         bins.place(index, int(sizes[index]))

@@ -73,7 +73,8 @@ def pad_batch(
                 f"All items have the same structure; item 0 has {paths}, item {place} {list(flat)}."
             )
     named = _dims(leaves[0], bucket, dims)
-    pads = _leaves(pad) if isinstance(pad, dict | list | tuple) else dict.fromkeys(paths, pad)
+    pads: dict[str, Any] = dict(_walk("", pad)) if isinstance(pad, dict | list | tuple) else {}
+    pads = pads or dict.fromkeys(paths, pad)
     if list(pads) != paths:
         raise PaddingError(f"pad is one value, or one for each of {paths}; got one for each of {list(pads)}.")
     sizes = np.array([_item_sizes(flat, named, bucket, place) for place, flat in enumerate(leaves)], np.int64)
@@ -150,8 +151,8 @@ def _item_sizes(
         for name, size in zip(named[path], leaf.shape, strict=False):
             if name != "_" and found.setdefault(name, size) != size:
                 raise PaddingError(
-                    f"An axis has one size in all leaves of an item; item {place} has {name} {found[name]} and, "
-                    f"in leaf {path}, {size}."
+                    f"An axis has one size in all leaves of an item; item {place} has {name} {found[name]} "
+                    f"and, in leaf {path}, {size}."
                 )
     missing = [axis for axis in bucket.axes[1:] if axis not in found]
     if missing:
