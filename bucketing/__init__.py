@@ -33,6 +33,8 @@ from .plan import Lateness, Planner, Run, plan
 from .report import LadderReport, RungReport, report
 from .schemes import (
     Scheme,
+    SchemeLike,
+    as_scheme,
     bounded_waste,
     exact,
     explicit,
@@ -75,8 +77,10 @@ __all__ = [
     "RungReport",
     "Scheme",
     "SchemeError",
+    "SchemeLike",
     "StreamingPacker",
     "TraceError",
+    "as_scheme",
     "bounded_waste",
     "choose_programs",
     "elements_prior",

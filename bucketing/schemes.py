@@ -6,7 +6,7 @@ rung except the limit is a multiple of the alignment.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Protocol, runtime_checkable
@@ -157,6 +157,29 @@ def parse_scheme(text: str) -> Scheme:
         return maker(**values)
     except TypeError:
         raise SchemeError(f"{name} needs {', '.join(kinds)}; got {text!r}.") from None
+
+
+SchemeLike = Scheme | str | Sequence[int]
+"""A scheme, its name as `parse_scheme` reads it, or a list of sizes."""
+
+
+def as_scheme(chosen: SchemeLike) -> Scheme:
+    """The scheme that is meant by an object, a name or a list of sizes.
+
+    Raises:
+        SchemeError: if it is none of the three.
+        LadderError: if the list is not strictly rising from 1 up.
+    """
+    if isinstance(chosen, Scheme):
+        return chosen
+    if isinstance(chosen, str):
+        return parse_scheme(chosen)
+    try:
+        return explicit(chosen)
+    except TypeError:
+        raise SchemeError(
+            f"A scheme is an object with ladder(), a name or a list of sizes; got {chosen!r}."
+        ) from None
 
 
 _MAKERS: dict[str, tuple[Callable[..., Scheme], dict[str, type[int] | type[float]]]] = {

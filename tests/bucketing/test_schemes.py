@@ -8,6 +8,7 @@ from servax.bucketing import (
     Ladder,
     Scheme,
     SchemeError,
+    as_scheme,
     bounded_waste,
     exact,
     explicit,
@@ -133,3 +134,10 @@ def test_fitted_keeps_what_it_saw_and_refuses_what_is_beyond() -> None:
     assert scheme.ladder(100).rungs == (10, 100)
     with pytest.raises(FitError, match=r"limit of 64; got 100.*overflow"):
         scheme.ladder(64)
+
+
+def test_a_scheme_may_be_an_object_a_name_or_a_list() -> None:
+    for chosen in (explicit([8, 16]), "explicit:8,16", [8, 16], (8, 16)):
+        assert as_scheme(chosen).ladder(40).rungs == (8, 16, 40)
+    with pytest.raises(SchemeError, match="got 3"):
+        as_scheme(3)  # type: ignore[arg-type]
