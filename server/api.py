@@ -2,38 +2,27 @@
 
 import asyncio
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Self
 
 import jax
-import numpy as np
 
-from ..jit_cache import (
-    CompileService,
-    Program,
-    Servable,
-    WarmupReport,
-    WarmupStep,
-    seal_process,
-    unseal_process,
-    warm_up,
-)
+from ..jit_cache import CompileService, Servable, WarmupReport, compile_program
 from .admission import QueueLimits
 from .batcher import Policy
+from .calls import map_items, read_call
 from .clock import Clock, MonotonicClock
-from .device import BatchRecord, DeviceLoop, Probe
+from .device import BatchRecord, DeviceLoop
 from .dispatcher import Dispatcher
-from .errors import Closed, ConfigError, NotReady, UnknownModel
-from .model import Model, Rows
+from .errors import Closed, ConfigError, Unavailable, UnknownModel
+from .model import Compile, Model
 from .request import DEFAULT_PRIORITY
 from .sinks import Sinks
+from .warming import OnProgress, WarmUp
 
-OnProgress = Callable[[str, WarmupStep], None]
-_PROBE_TIMEOUT_S = 300.0
+# How long close() waits for a thread that should end at once; one that hangs is left behind.
+_JOIN_S = 5.0
 
 
 class Server:
@@ -47,6 +36,9 @@ class Server:
         max_wait_s: most seconds that an idle device waits for a batch to fill.
         queue: bounds on what may wait.
         max_request_rows: most rows in one request.
+        timeout_s: most seconds that any request may take; a caller may ask for less. None for no bound.
+        stall_s: a device that finishes nothing of what it holds for so long is taken for hung: `live` and
+            `ready` turn false and those who wait are told.
         ready_when: ``"grid"``: ready once every bucket is warm; ``"coverage"``: once the bucket that holds
             everything is, the others following in the background.
         seal: forbid tracing in the whole process once warm (`servax serve` does); otherwise only the
@@ -55,6 +47,7 @@ class Server:
         on_progress: called with the model's name and each warm-up step, in the warm-up thread.
         on_batch: called with each batch's record, in the device thread.
         clock: source of time, for tests.
+        compile_program: makes the program of a bucket; `servax.server.fake_device` has one for tests.
 
     Raises:
         ConfigError: on an impossible setting.
@@ -66,12 +59,15 @@ class Server:
         max_wait_s: float = 0.0,
         queue: QueueLimits | None = None,
         max_request_rows: int = 2048,
+        timeout_s: float | None = None,
+        stall_s: float = 120.0,
         ready_when: str = "grid",
         seal: bool = False,
         depth: int | None = None,
         on_progress: OnProgress | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
         clock: Clock | None = None,
+        compile_program: Compile = compile_program,
     ) -> None:
         names = [servable.name for servable in servables]
         if not names or len(set(names)) < len(names):
@@ -81,11 +77,12 @@ class Server:
         limits = queue if queue is not None else QueueLimits()
         if max_request_rows < 1 or max_request_rows > limits.rows:
             raise ConfigError(
-                f"max_request_rows is from 1 to the {limits.rows} rows that the queue holds; got {max_request_rows}"
+                f"max_request_rows is from 1 to the {limits.rows} rows that the queue holds; got "
+                f"{max_request_rows}"
             )
         self._clock = clock if clock is not None else MonotonicClock()
         self._compiler = CompileService()
-        self._dispatcher = Dispatcher(self._clock, limits)
+        self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s)
         sinks = Sinks()
         made = [
             Model(
@@ -96,7 +93,9 @@ class Server:
                 sinks=sinks,
                 policy=Policy(max_wait_s=max_wait_s),
                 max_request_rows=max_request_rows,
+                timeout_s=timeout_s,
                 ready_when=ready_when,
+                compile_program=compile_program,
             )
             for servable in servables
         ]
@@ -104,12 +103,11 @@ class Server:
         if depth is None:
             depth = 1 if jax.default_backend() == "cpu" else 2
         self._device = DeviceLoop(self._dispatcher, made, self._clock, depth=depth, on_batch=on_batch)
-        self._on_progress = on_progress
-        self._seal, self._sealed = seal, False
-        self._stop_warmup = threading.Event()
-        self._settled = threading.Condition()
-        self._warmup: threading.Thread | None = None
-        self._warmup_error: BaseException | None = None
+        self._warmup = WarmUp(
+            made, self._compiler, self._dispatcher, self._clock, seal=seal, on_progress=on_progress
+        )
+        self._life = threading.Lock()
+        self._over = threading.Event()
         self._state = "new"
 
     # -- life ---------------------------------------------------------------------------------------
@@ -120,94 +118,67 @@ class Server:
         Raises:
             Closed: if it was started or closed before.
         """
-        if self._state != "new":
-            raise Closed(f"a server is started once; this one is {self._state}: make a new one")
-        self._state = "warming"
-        self._device.start()
-        self._warmup = threading.Thread(target=self._warm_all, name="servax-warmup", daemon=True)
-        self._warmup.start()
+        with self._life:
+            if self._state != "new":
+                raise Closed(f"a server is started once; this one is {self._state}: make a new one")
+            self._state = "started"
+            self._dispatcher.start()
+            self._device.start()
+            self._warmup.start()
         return self
-
-    def _warm_all(self) -> None:
-        try:
-            for model in self.models.values():
-                warm_up(
-                    model.cache,
-                    model.order,
-                    lambda program, model=model: self._probe(model, program),  # type: ignore[misc]
-                    report=model.report,
-                    on_step=lambda step, model=model: self._stepped(model, step),  # type: ignore[misc]
-                    stop=self._stop_warmup,
-                )
-            if all(model.report.complete for model in self.models.values()):
-                self._compiler.warmed()
-                if self._seal and not self._stop_warmup.is_set():
-                    seal_process()
-                    self._sealed = True
-        except BaseException as error:  # shown by status() and wait_ready(), never lost in the thread
-            self._warmup_error = error
-        finally:
-            with self._settled:
-                if self._state == "warming":
-                    self._state = "serving"
-                self._settled.notify_all()
-
-    def _probe(self, model: Model, program: Program) -> float:
-        probe = Probe(model, program, Future())
-        self._dispatcher.post(probe)
-        return probe.seconds.result(_PROBE_TIMEOUT_S)
-
-    def _stepped(self, model: Model, step: WarmupStep) -> None:
-        if self._on_progress is not None:
-            self._on_progress(model.name, step)
-        with self._settled:
-            self._settled.notify_all()
 
     def wait_ready(self, timeout_s: float = 900.0) -> Self:
         """Block until every model is ready.
 
         Raises:
-            WarmupError: if a bucket failed, naming each and its error.
+            WarmupError: as soon as a bucket failed that readiness asks for, naming each and its error.
             NotReady: if the timeout passes first.
+            Unavailable: if the device thread ended, or (as `Closed`) the server is not started or closed.
         """
-        give_up = time.monotonic() + timeout_s
-        with self._settled:
-            while not self.ready:
-                if self._warmup_error is not None:
-                    raise self._warmup_error
-                if self._state != "warming":
-                    for model in self.models.values():
-                        model.report.require_complete()
-                    raise Closed(f"a server must be started to get ready; this one is {self._state}")
-                left_s = give_up - time.monotonic()
-                if left_s <= 0:
-                    raise NotReady(f"the server was to be ready within {timeout_s} s; {self.status()}")
-                self._settled.wait(left_s)
+        if self._state == "new":
+            raise Closed("a server is started before it gets ready; this one is new: call start()")
+        if not self._warmup.wait(lambda: self.ready, timeout_s):
+            failure = self._device.failure
+            if failure is not None:
+                raise Unavailable(
+                    f"the device thread ended with {failure!r}: restart the server"
+                ) from failure
+            raise Closed(
+                f"a server gets ready once, after start(); this one is {self._state}: make a new one"
+            )
         return self
 
     def close(self, drain_s: float = 30.0) -> None:
         """Take no more requests, answer those admitted until the deadline, fail the rest, end the threads.
 
-        Calling it again does nothing.
+        Calling it again waits until the first call is through, but no longer for answers than its own
+        `drain_s`.
+
+        Raises:
+            RuntimeError: if called in the device thread, such as from a callback of a future.
         """
-        if self._state == "closed":
+        if self._device.current:
+            raise RuntimeError("the device thread cannot close its own server; call close from another one")
+        with self._life:
+            first = self._state in ("new", "started")
+            if first:
+                self._state = "draining"
+        if not first:
+            if not self._over.wait(drain_s):
+                self._dispatcher.close()
+                self._over.wait()
             return
-        self._dispatcher.drain()
-        self._state = "draining"
-        self._stop_warmup.set()
-        give_up = time.monotonic() + drain_s
-        while not self._dispatcher.idle and self._device.alive and time.monotonic() < give_up:
-            time.sleep(0.005)
-        self._dispatcher.close()
-        if self._device.alive:
-            self._device.stop(timeout_s=5.0)
-        self._compiler.close()
-        if self._warmup is not None:
-            self._warmup.join(5.0)
-        if self._sealed:
-            unseal_process()
-            self._sealed = False
-        self._state = "closed"
+        try:
+            self._dispatcher.drain()
+            self._warmup.stop()
+            self._dispatcher.wait_idle(drain_s)
+        finally:
+            self._dispatcher.close()
+            self._device.join(_JOIN_S)
+            self._compiler.close()
+            self._warmup.join(_JOIN_S)
+            self._state = "closed"
+            self._over.set()
 
     async def aclose(self, drain_s: float = 30.0) -> None:
         """`close` without holding the event loop."""
@@ -227,17 +198,15 @@ class Server:
 
     @property
     def live(self) -> bool:
-        """Whether the device thread runs (or was not started yet)."""
-        return self._state in ("new", "warming") or (self._device.alive and self._device.failure is None)
+        """Whether the process can still answer; False once the device thread ended or hangs."""
+        if self._state == "new":
+            return True
+        return self._device.alive and self._device.failure is None and not self._dispatcher.stalled
 
     @property
     def ready(self) -> bool:
         """Whether every model is ready and requests are taken."""
-        return (
-            self._state in ("warming", "serving")
-            and self._device.alive
-            and all(model.ready for model in self.models.values())
-        )
+        return self._state == "started" and self.live and all(model.ready for model in self.models.values())
 
     @property
     def draining(self) -> bool:
@@ -246,18 +215,27 @@ class Server:
 
     def status(self) -> dict[str, Any]:
         """State, warm-up progress and failures, for people and for the body of a 503."""
-        reports = {name: model.report for name, model in self.models.items()}
-        failed = {
-            f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()
-        }
-        error = self._warmup_error or self._device.failure
+        reports = self.reports
+        error = self._warmup.error or self._device.failure
         return {
-            "state": "ready" if self.ready else "failed" if failed or error else self._state,
+            "state": self._state_word(),
             "done": sum(len(report.warm) for report in reports.values()),
             "total": sum(report.total for report in reports.values()),
-            "failed": failed,
+            "failed": {
+                f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()
+            },
             "error": str(error) if error else None,
         }
+
+    def _state_word(self) -> str:
+        if self._state != "started":
+            return self._state
+        if self.ready:
+            return "ready"
+        if self._dispatcher.stalled:
+            return "stalled"
+        lost = any(model.lost for model in self.models.values())
+        return "failed" if lost or self._warmup.error or self._device.failure else "warming"
 
     @property
     def reports(self) -> Mapping[str, WarmupReport]:
@@ -265,9 +243,14 @@ class Server:
         return {name: model.report for name, model in self.models.items()}
 
     def load(self) -> dict[str, int]:
-        """Rows and elements that wait, rows that run."""
+        """Rows, elements and input bytes that wait, rows that run."""
         waiting, running = self._dispatcher.load()
-        return {"waiting_rows": waiting.rows, "waiting_elements": waiting.elements, "running_rows": running}
+        return {
+            "waiting_rows": waiting.rows,
+            "waiting_elements": waiting.elements,
+            "waiting_bytes": waiting.bytes,
+            "running_rows": running,
+        }
 
     # -- answers ------------------------------------------------------------------------------------
 
@@ -300,10 +283,13 @@ class Server:
         Returns:
             What the model returns, with NumPy leaves: without a batch dim for one item, with it for rows.
         """
-        served = self.model(model)
-        rows, single = _rows(served, args, inputs)
-        future = served.run_threaded(rows, timeout_s=timeout_s)
-        return _assemble(served, future.result(), single)
+        call = read_call(self.model(model), args, inputs)
+        future = call.model.run_threaded(call.rows, timeout_s=timeout_s)
+        try:
+            return call.answer(future.result())
+        except BaseException:
+            future.cancel()  # KeyboardInterrupt: nobody waits any more
+            raise
 
     async def submit(
         self,
@@ -317,12 +303,11 @@ class Server:
 
         Cancelling the awaiting task frees the request's place at once.
         """
-        served = self.model(model)
-        rows, single = _rows(served, args, inputs)
-        return _assemble(served, await served.run(rows, priority=priority, timeout_s=timeout_s), single)
+        call = read_call(self.model(model), args, inputs)
+        return call.answer(await call.model.run(call.rows, priority=priority, timeout_s=timeout_s))
 
     def map(self, items: Sequence[Mapping[str, Any]], *, model: str | None = None) -> list[Any]:
-        """Answer items of different sizes, blocking; any number, sent in requests of legal size.
+        """Answer items of different sizes, blocking; any number, sent in pieces.
 
         Args:
             items: arrays of each item by input name.
@@ -330,51 +315,8 @@ class Server:
 
         Returns:
             What the model returns for each item, in order.
+
+        Raises:
+            ServerError: what the first item that fails raises; Overloaded if other callers fill the queue.
         """
-        served = self.model(model)
-        step = served.max_request_rows
-        flying: deque[Future[list[list[np.ndarray]]]] = deque()
-        answers: list[Any] = []
-
-        def collect() -> None:
-            answers.extend(_assemble(served, [row], True) for row in flying.popleft().result())
-
-        for begin in range(0, len(items), step):
-            # Never more than two requests of ours in the queue, which other callers share.
-            if len(flying) == 2:
-                collect()
-            flying.append(served.run_threaded(items[begin : begin + step]))
-        while flying:
-            collect()
-        return answers
-
-
-def _rows(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Rows, bool]:
-    names = [one.name for one in model.inputs]
-    if len(args) > len(names) or any(name in inputs for name in names[: len(args)]):
-        raise TypeError(
-            f"model {model.name!r} takes the inputs {names}; got {len(args)} positional and {sorted(inputs)}"
-        )
-    given = dict(zip(names, args, strict=False)) | inputs
-    first = next((one for one in model.inputs if one.name in given), None)
-    if first is None or np.ndim(given[first.name]) == len(first.dims):
-        return [given], True
-    arrays = {name: np.asarray(value) for name, value in given.items()}
-    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(counts.values())) > 1:
-        raise TypeError(f"the inputs of a batch have the same number of rows; got {counts}")
-    return [{name: array[row] for name, array in arrays.items()} for row in range(counts[first.name])], False
-
-
-def _assemble(model: Model, rows: list[list[np.ndarray]], single: bool) -> Any:
-    outputs = model.servable.outputs
-    if single:
-        return jax.tree.unflatten(outputs.treedef, rows[0])
-    if not rows:
-        leaves = [
-            np.zeros((0, *(d if isinstance(d, int) else 0 for d in leaf.dims)), leaf.dtype)
-            for leaf in outputs.leaves
-        ]
-    else:
-        leaves = [np.stack(column) for column in zip(*rows, strict=True)]
-    return jax.tree.unflatten(outputs.treedef, leaves)
+        return map_items(self.model(model), items)

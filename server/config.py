@@ -27,26 +27,31 @@ class ServeConfig(BaseModel):
     """Everything `servax serve` and `servax warmup` can be told.
 
     Attributes:
-        model: what to serve; see `servax.server.wiring.resolve`.
+        model: what to serve: a built-in name, a checkpoint folder, a hub id, or `module:attribute` that
+            names a `Servable`.
+        name: the model's name on the wire; None takes the model's own.
         host: address to listen on.
         port: TCP port; 0 lets the system choose.
-        max_batch: rows of the largest bucket.
-        max_length: limit of the model's length axis; None takes the model's own.
-        scheme: ladder of the varying axis, as `name` or `name:argument,...`.
+        max_batch: rows of the largest bucket; None means 32.
+        max_length: limit of the length axis, in tokens; None takes the model's own.
+        scheme: ladder of the varying axes, as `name` or `name:argument,...`; None means
+            `powers_of_two:16`.
         max_wait_ms: how long an idle device may wait for more rows.
         seal: whether JAX tracing is switched off in the whole process after warm-up.
         drain_s: seconds that admitted requests get after a stop signal.
+        log_level: of the HTTP server's log.
         http: limits of the HTTP front.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(min_length=1)
+    model: str = Field(default="minilm", min_length=1)
+    name: str | None = Field(default=None, min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    max_batch: int = Field(default=32, gt=0)
+    max_batch: int | None = Field(default=None, gt=0)
     max_length: int | None = Field(default=None, gt=0)
-    scheme: str = "powers_of_two:16"
+    scheme: str | None = None
     max_wait_ms: float = Field(default=0.0, ge=0)
     seal: bool = True
     drain_s: float = Field(default=30.0, ge=0)

@@ -1,9 +1,11 @@
 """The device thread: the only one that launches programs.
 
-It takes what the dispatcher chose, pads it, launches, waits, cuts the padding off and reports. Nothing a
-model does ends it: a failing batch is bisected, so that only the culprit's caller sees the error.
+It takes what the dispatcher chose, runs it and reports. Nothing a model does ends it: a failing batch is
+bisected, so that only the culprit's caller sees the error.
 """
 
+import functools
+import logging
 import math
 import threading
 import time
@@ -11,56 +13,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 import numpy as np
 
 from ..bucketing import Bucket
-from ..jit_cache import REQUEST, OutputError, Program, SealedError, Staging, compile_log, explain_sealed
+from ..jit_cache import REQUEST, OutputError, Program, SealedError, compile_log
+from .batch import Batch, BatchRecord
 from .clock import Clock
 from .dispatcher import Dispatcher, Work
-from .errors import ModelError
+from .errors import ModelError, Unavailable
 from .model import Model
 from .request import Row
 
-HEARTBEAT_S = 0.5
+__all__ = ["BatchRecord", "DeviceLoop", "Probe"]
 
-
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
-    """What one batch was, for metrics.
-
-    Attributes:
-        model: its model's name.
-        bucket: where it ran.
-        rows: real rows.
-        real: real elements (product of each row's sizes, summed).
-        computed: elements of the bucket.
-        seconds: from launch to outputs on the host.
-        reason: why it was launched: full, window, deadline or idle.
-        queued_s: seconds that each row waited for the launch.
-    """
-
-    model: str
-    bucket: Bucket
-    rows: int
-    real: int
-    computed: int
-    seconds: float
-    reason: str
-    queued_s: tuple[float, ...]
-
-
-@dataclass(slots=True)
-class _InFlight:
-    model: Model
-    bucket: Bucket
-    rows: tuple[Row, ...]
-    staging: Staging
-    leaves: list[jax.Array]
-    launched_s: float
-    reason: str
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +38,20 @@ class Probe:
     program: Program
     seconds: "Future[float]"
 
+    def fail(self, error: Exception) -> None:
+        """It will not be run."""
+        self.seconds.set_exception(error)
+
 
 class DeviceLoop:
-    """Runs what the dispatcher chooses.
+    """Runs what the dispatcher chooses, until the dispatcher is closed.
 
     Args:
         dispatcher: where work comes from and results go.
         models: by lane.
         clock: source of time.
         depth: batches in flight; 2 hides launch costs on accelerators, 1 batches best on a CPU.
-        on_batch: told of each batch, in the device thread; must not block.
+        on_batch: told of each batch that gave answers, in the device thread; must not block.
     """
 
     def __init__(
@@ -95,10 +66,8 @@ class DeviceLoop:
         self._dispatcher, self._models, self._clock = dispatcher, models, clock
         self._depth = depth
         self._on_batch = on_batch
-        self._flying: deque[_InFlight] = deque()
-        self._stop = threading.Event()
+        self._flying: deque[Batch] = deque()
         self._thread = threading.Thread(target=self._run, name="servax-device", daemon=True)
-        self.beat_s = clock.now()
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -110,12 +79,15 @@ class DeviceLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def stop(self, timeout_s: float) -> bool:
-        """Let the thread end after what is in flight; False if it did not within the timeout."""
-        self._stop.set()
-        if not self.alive:
-            return True
-        self._thread.join(timeout_s)
+    @property
+    def current(self) -> bool:
+        """Whether the caller is the device thread."""
+        return threading.current_thread() is self._thread
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end after the dispatcher was closed; False if it did not come in time."""
+        if self.alive:
+            self._thread.join(timeout_s)
         return not self.alive
 
     def _run(self) -> None:
@@ -125,112 +97,95 @@ class DeviceLoop:
                 pass
         except BaseException as error:  # a bug of ours: health must show it, callers must not hang
             self.failure = error
-            self._dispatcher.close()
-            raise
+            _log.critical("the device thread ended", exc_info=error)
+            self._dispatcher.close(functools.partial(_unavailable, error))
 
     def _turn(self) -> bool:
         """One step: launch something, or finish the oldest batch, or end."""
-        self.beat_s = self._clock.now()
-        work: Any = None
+        work = None
         if len(self._flying) < self._depth:
-            work = self._dispatcher.take(0.0 if self._flying else HEARTBEAT_S)
+            work = self._dispatcher.take(block=not self._flying)
         if isinstance(work, Work):
-            self._launch(work)
+            self._launch(self._models[work.lane], work.launch.bucket, work.launch.rows, work.launch.reason)
         elif isinstance(work, Probe):
             self._probe(work)
         elif self._flying:
             self._finish(self._flying.popleft())
-        elif self._stop.is_set():
+        else:
             return False
         return True
 
-    def _launch(self, work: Work) -> None:
-        model, launch = self._models[work.lane], work.launch
-        staging = model.borrow_staging(launch.bucket)
-        begin_s = self._clock.now()
+    def _launch(self, model: Model, bucket: Bucket, rows: Sequence[Row], reason: str) -> None:
         try:
-            leaves = _start(model, launch.bucket, staging, launch.rows)
+            batch = Batch(model, bucket, rows, reason, self._clock.now())
         except Exception as error:
-            model.return_staging(launch.bucket, staging)
-            self._isolate(model, launch.bucket, launch.rows, error)
-            return
-        self._flying.append(
-            _InFlight(model, launch.bucket, launch.rows, staging, leaves, begin_s, launch.reason)
-        )
+            self._isolate(model, bucket, rows, reason, error)
+        else:
+            self._flying.append(batch)
 
-    def _finish(self, batch: _InFlight) -> None:
+    def _finish(self, batch: Batch) -> None:
         try:
-            outputs = _fetch(batch.model, batch.bucket, batch.leaves, batch.rows)
+            outputs = batch.fetch()
         except Exception as error:
-            batch.model.return_staging(batch.bucket, batch.staging)
-            self._isolate(batch.model, batch.bucket, batch.rows, error)
-            return
-        batch.model.return_staging(batch.bucket, batch.staging)
+            self._isolate(batch.model, batch.bucket, batch.rows, batch.reason, error)
+        else:
+            self._report(batch, outputs)
+
+    def _report(self, batch: Batch, outputs: list[list[np.ndarray]]) -> None:
         seconds = self._clock.now() - batch.launched_s
+        self._dispatcher.finish(batch.rows, outputs)
         if self._depth == 1 and seconds > 0:
             # With several in flight the time includes the batch before: no measurement of this bucket.
             batch.model.cost.observe(batch.bucket, seconds)
-        self._dispatcher.finish(batch.rows, outputs)
         if self._on_batch is not None:
-            self._on_batch(_record(batch, seconds))
+            try:
+                self._on_batch(batch.record(seconds))
+            except Exception:  # somebody else's code; it may cost a number, but not the loop
+                _log.exception("on_batch failed")
 
-    def _isolate(self, model: Model, bucket: Bucket, rows: Sequence[Row], error: Exception) -> None:
+    def _isolate(
+        self, model: Model, bucket: Bucket, rows: Sequence[Row], reason: str, error: Exception
+    ) -> None:
         """Find the rows that fail by halving; the others get their answers.
 
         One culprit among n rows costs 2 log2(n) more runs; the budget of twice that ends the search when
         much more is wrong than single rows.
         """
-        budget = 4 * max(1, math.ceil(math.log2(max(2, len(rows)))))
-        todo: list[tuple[Sequence[Row], Exception]] = [(rows, error)]
+        budget = 4 * math.ceil(math.log2(max(2, len(rows))))
+        todo: deque[tuple[Sequence[Row], Exception]] = deque([(rows, error)])
         while todo:
-            group, cause = todo.pop()
+            group, cause = todo.popleft()
             if len(group) == 1 or budget < 2 or isinstance(cause, OutputError | SealedError):
-                self._dispatcher.fail(group, _model_error(model, bucket, cause))
+                self._dispatcher.fail(group, functools.partial(_model_error, model, bucket, cause))
                 continue
+            budget -= 2
             middle = len(group) // 2
             for half in (group[:middle], group[middle:]):
-                budget -= 1
-                staging = model.borrow_staging(bucket)
                 try:
-                    outputs = _fetch(model, bucket, _start(model, bucket, staging, half), half)
+                    batch = Batch(model, bucket, half, reason, self._clock.now())
+                    outputs = batch.fetch()
                 except Exception as failure:
                     todo.append((half, failure))
                 else:
-                    self._dispatcher.finish(half, outputs)
-                finally:
-                    model.return_staging(bucket, staging)
+                    self._report(batch, outputs)
 
     def _probe(self, probe: Probe) -> None:
         """Run a new program on padding: twice, since the first call pays for setting buffers up."""
-        bucket = probe.program.bucket
-        staging = probe.model.borrow_staging(bucket)
+        while self._flying:  # or their time would be counted as the program's
+            self._finish(self._flying.popleft())
+        seconds = 0.0
         try:
             for _ in range(2):
                 begin = time.perf_counter()
-                _fetch(probe.model, bucket, _start(probe.model, bucket, staging, ()), ())
+                Batch(probe.model, probe.program.bucket, (), "probe", self._clock.now()).fetch()
                 seconds = time.perf_counter() - begin
-            probe.model.opened(bucket, seconds)
-        except BaseException as error:  # the warm-up thread reports it under the bucket's name
-            probe.seconds.set_exception(error)
+            probe.model.opened(probe.program.bucket, seconds)
+        except Exception as error:  # the warm-up thread reports it under the bucket's name
+            probe.fail(error)
         else:
             probe.seconds.set_result(seconds)
         finally:
-            probe.model.return_staging(bucket, staging)
-
-
-def _start(model: Model, bucket: Bucket, staging: Staging, rows: Sequence[Row]) -> list[jax.Array]:
-    inputs = staging.fill([row.item for row in rows], [row.sizes for row in rows])
-    with explain_sealed(f"model {model.name!r} in bucket {bucket}"):
-        return model.cache.get(bucket)(inputs)
-
-
-def _fetch(
-    model: Model, bucket: Bucket, leaves: Sequence[jax.Array], rows: Sequence[Row]
-) -> list[list[np.ndarray]]:
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    outputs = model.servable.outputs
-    outputs.check_batch(arrays, bucket.rows)
-    return outputs.cut(arrays, [row.sizes for row in rows])
+            self._dispatcher.finish((), ())
 
 
 def _model_error(model: Model, bucket: Bucket, cause: Exception) -> ModelError:
@@ -240,14 +195,7 @@ def _model_error(model: Model, bucket: Bucket, cause: Exception) -> ModelError:
     return error
 
 
-def _record(batch: _InFlight, seconds: float) -> BatchRecord:
-    return BatchRecord(
-        model=batch.model.name,
-        bucket=batch.bucket,
-        rows=len(batch.rows),
-        real=sum(math.prod(row.sizes) for row in batch.rows),
-        computed=batch.bucket.elements,
-        seconds=seconds,
-        reason=batch.reason,
-        queued_s=tuple(batch.launched_s - row.request.arrived_s for row in batch.rows),
-    )
+def _unavailable(cause: BaseException) -> Unavailable:
+    error = Unavailable(f"the device thread ended with {type(cause).__name__}: {cause}: restart the server")
+    error.__cause__ = cause
+    return error

@@ -5,23 +5,27 @@ results; a timer thread, asleep until the next deadline, expires what is late ev
 Final requests are handed to their sinks outside the lock, each exactly once.
 """
 
+import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from .admission import Load, QueueLimits, admit
+from .admission import Load, QueueLimits
 from .batcher import Batcher, Launch
 from .clock import Clock
-from .deadlines import Deadlines
-from .errors import Closed, DeadlineExceeded, ServerError
-from .request import Request, Row, Sink, State
+from .errors import Closed, Overloaded, ServerError
+from .ledger import Ledger
+from .request import Request, Row, State
+from .sinks import deliver
+from .turns import Turns
+from .watch import Watch
 
-# Longest sleep of either thread; a lost wake-up then costs this much and not forever.
-_NAP_S = 1.0
+MakeError = Callable[[], ServerError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,127 +36,157 @@ class Work:
     launch: Launch
 
 
+class Job(Protocol):
+    """Something for the device thread that is no request; it goes before them."""
+
+    def fail(self, error: Exception) -> None:
+        """It will not be run."""
+        ...
+
+
 class Dispatcher:
     """Requests of several models that share one device.
 
     Args:
         clock: source of time.
         limits: bounds on what may wait.
+        stall_s: a device that finishes nothing of what it holds for so long is taken for hung: whoever
+            waits is told so, and new requests are refused until it comes back.
     """
 
-    def __init__(self, clock: Clock, limits: QueueLimits) -> None:
+    def __init__(self, clock: Clock, limits: QueueLimits, *, stall_s: float = math.inf) -> None:
         self._clock = clock
-        self._limits = limits
         self._lanes: list[Batcher] = []
+        self._turns = Turns()
+        self._ledger = Ledger(limits)
+        self._watch = Watch(stall_s)
+        self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
         self._device_cond = threading.Condition(self._lock)
         self._timer_cond = threading.Condition(self._lock)
-        self._deadlines = Deadlines()
-        self._load = Load()
-        self._running_rows = 0
-        self._live: set[Request] = set()
-        self._jobs: deque[object] = deque()
-        self._draining = False
+        self._idle_cond = threading.Condition(self._lock)
+        self._device_sleeps = False
         self._closed = False
-        self._timer: threading.Thread | None = None
+        self._refusal: MakeError | None = None
 
     def add_lane(self, batcher: Batcher) -> int:
         """Serve one more model; returns its index."""
         with self._lock:
             self._lanes.append(batcher)
-            return len(self._lanes) - 1
+            self._ledger.add_lane()
+            return self._turns.add()
 
-    def load(self) -> tuple[Load, int]:
-        """What waits, and how many rows run."""
+    def start(self) -> None:
+        """Begin to keep time in a thread; without it `expire` must be called."""
+        threading.Thread(target=self._keep_time, name="servax-timer", daemon=True).start()
+
+    def load(self, lane: int | None = None) -> tuple[Load, int]:
+        """What waits and how many rows run, over all models; of a single one only its rows."""
         with self._lock:
-            return self._load, self._running_rows
+            if lane is None:
+                return self._ledger.load.copy(), sum(self._ledger.running)
+            return Load(self._ledger.waiting[lane]), self._ledger.running[lane]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        with self._lock:
+            return self._ledger.idle
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the device holds work and has finished none for too long."""
+        return self._watch.stalled
+
+    # -- callers ------------------------------------------------------------------------------------
 
     def offer(self, lane: int, request: Request) -> None:
-        """Admit a request.
+        """Admit a request; if the queue is full, in the place of less urgent ones.
 
         Raises:
-            Closed: while draining or closed.
+            Unavailable: while the device is stalled, or (as `Closed`) while draining or closed.
             Overloaded: if a queue limit would be passed.
+            TooManyRows, PayloadTooLarge: if it would not fit into an empty queue either.
         """
+        request.lane = lane
         with self._lock:
-            if self._draining:
-                raise Closed(
-                    "a draining server takes no new requests; it is shutting down: use another replica"
-                )
-            self._load = admit(self._limits, self._load, request.waiting_rows, request.waiting_elements)
+            if self._refusal is not None:
+                raise self._refusal()
+            if self._watch.stalled:
+                raise self._watch.stall_error()
+            victims = self._ledger.admit(request, self._less_urgent(request.priority))
+            for victim in victims:
+                self._end(victim, State.FAILED, _displaced())
             self._lanes[lane].add(request)
-            self._live.add(request)
-            if request.deadline_s < math.inf:
-                sooner = request.deadline_s < self._deadlines.next_s()
-                self._deadlines.add(request)
-                if self._timer is None:
-                    self._timer = threading.Thread(target=self._expire_loop, name="servax-timer", daemon=True)
-                    self._timer.start()
-                elif sooner:
-                    self._timer_cond.notify()
-            self._device_cond.notify()
+            if self._watch.add(request):
+                self._timer_cond.notify()
+            if self._device_sleeps:
+                self._device_cond.notify()
+        if victims:
+            deliver(victims)
+
+    def _less_urgent(self, priority: int) -> Iterator[Request]:
+        return itertools.chain.from_iterable(lane.less_urgent(priority) for lane in self._lanes)
 
     def cancel(self, request: Request) -> bool:
         """Forget a request whose caller went away; False if it had its final state already."""
         with self._lock:
             if request.over:
                 return False
-            self._finish(request, State.CANCELLED)
-            self._deadlines.compact()
+            self._end(request, State.CANCELLED)
             return True
 
-    def post(self, job: object) -> None:
-        """Hand the device thread a job that is no request (a warm-up probe); it goes first."""
+    def post(self, job: Job) -> None:
+        """Hand the device thread a job; it goes first.
+
+        Raises:
+            Closed: if nothing more will run.
+        """
         with self._lock:
             if self._closed:
                 raise Closed("a closed server runs nothing; make a new one")
             self._jobs.append(job)
             self._device_cond.notify()
 
-    def take(self, timeout_s: float) -> Work | object | None:
-        """Next work for the device thread, or None once the timeout is over or nothing more will come."""
-        give_up_s = self._clock.now() + timeout_s
-        with self._lock:
-            while True:
-                if self._jobs:
-                    return self._jobs.popleft()
-                now_s = self._clock.now()
-                work, until_s = self._choose(now_s)
-                if work is not None:
-                    return work
-                if self._closed or now_s >= give_up_s:
-                    return None
-                self._device_cond.wait(min(until_s, give_up_s) - now_s)
+    # -- the device thread --------------------------------------------------------------------------
 
-    def _choose(self, now_s: float) -> tuple[Work | None, float]:
-        """The launch of the model whose oldest row waits longest, or when to ask again."""
+    def take(self, *, block: bool) -> Work | Job | None:
+        """Next work; None if there is none now or, when blocking, if nothing more will come."""
+        while True:
+            with self._lock:
+                now_s = self._clock.now()
+                late = self._expire(now_s)
+                if not late:
+                    found, until_s = self._choose(now_s)
+                    if found is not None:
+                        self._watch.device_took(now_s)
+                        return found
+                    if self._closed or not block:
+                        return None
+                    self._device_sleeps = True
+                    self._clock.wait(self._device_cond, until_s)
+                    self._device_sleeps = False
+            deliver(late)
+
+    def _choose(self, now_s: float) -> tuple[Work | Job | None, float]:
+        """What runs next, or when to ask again."""
+        if self._jobs:
+            return self._jobs.popleft(), now_s
         until_s = math.inf
-        order = sorted((lane.head_s(), index) for index, lane in enumerate(self._lanes))
-        for head_s, index in order:
-            if head_s == math.inf:
-                break
-            answer = self._lanes[index].next(now_s)
+        for lane in self._turns.order():
+            batcher = self._lanes[lane]
+            answer = batcher.next(now_s)
             if isinstance(answer, Launch):
-                for row in answer.rows:
-                    self._leave_queue(row)
-                self._running_rows += len(answer.rows)
-                return Work(index, answer), now_s
+                self._turns.charge(lane, batcher.cost.seconds(answer.bucket))
+                self._ledger.launch(lane, answer.rows)
+                return Work(lane, answer), now_s
             until_s = min(until_s, answer)
         return None, until_s
 
-    def _leave_queue(self, row: Row) -> None:
-        request, elements = row.request, math.prod(row.sizes)
-        request.waiting_rows -= 1
-        request.waiting_elements -= elements
-        self._load = self._load.plus(-1, -elements)
-        if request.state is State.WAITING:
-            request.move(State.RUNNING)
-
     def finish(self, rows: Sequence[Row], outputs: Sequence[list[np.ndarray]]) -> None:
-        """Report the outputs of launched rows, in the same order."""
+        """Report the outputs of launched rows, in the same order; of a job, nothing and nothing."""
         done = []
         with self._lock:
-            self._running_rows -= len(rows)
             for row, output in zip(rows, outputs, strict=True):
                 request = row.request
                 if request.over:
@@ -160,91 +194,108 @@ class Dispatcher:
                 request.results[row.index] = output
                 request.remaining -= 1
                 if request.remaining == 0:
-                    self._finish(request, State.DONE)
+                    self._end(request, State.DONE)
                     done.append(request)
+            self._landed(rows)
         deliver(done)
 
-    def fail(self, rows: Sequence[Row], error: ServerError) -> None:
-        """Report that launched rows failed; what still waits of their requests is dropped."""
+    def fail(self, rows: Sequence[Row], make_error: MakeError) -> None:
+        """Report that launched rows failed; what still waits of their requests is dropped.
+
+        Each caller gets an error of its own: a shared one would collect all their tracebacks.
+        """
         failed = []
         with self._lock:
-            self._running_rows -= len(rows)
-            for request in dict.fromkeys(row.request for row in rows):
+            for request in dict.fromkeys([row.request for row in rows]):
                 if not request.over:
-                    # Each caller gets an error of its own: a shared one would collect all their tracebacks.
-                    own = type(error)(*error.args)
-                    own.__cause__ = error.__cause__
-                    self._finish(request, State.FAILED, own)
+                    self._end(request, State.FAILED, make_error())
                     failed.append(request)
+            self._landed(rows)
         deliver(failed)
 
-    def _finish(self, request: Request, state: State, error: ServerError | None = None) -> None:
-        request.move(state, error)
-        self._live.discard(request)
-        self._load = self._load.plus(-request.waiting_rows, -request.waiting_elements)
-        request.waiting_rows = request.waiting_elements = 0
+    def _landed(self, rows: Sequence[Row]) -> None:
+        self._ledger.land(rows)
+        self._watch.device_came_back(self._clock.now(), busy=self._ledger.busy)
+        if self._ledger.idle:
+            self._idle_cond.notify_all()
+
+    def _end(self, request: Request, state: State, error: ServerError | None = None) -> None:
+        dropped = self._ledger.end(request, state, error)
+        if dropped:
+            self._lanes[request.lane].forget(dropped)
+            if self._ledger.idle:
+                self._idle_cond.notify_all()
+
+    # -- time and the end ---------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """Answer every request whose deadline has come, whether it waits or runs."""
+        """Answer every request whose time is up, whether it waits or runs."""
         with self._lock:
-            late = self._expire_due()
+            late = self._expire(self._clock.now())
         deliver(late)
 
-    def _expire_due(self) -> list[Request]:
-        now_s = self._clock.now()
-        late = self._deadlines.due(now_s)
-        for request in late:
-            allowed_s = request.deadline_s - request.arrived_s
-            where = "waiting in the queue" if request.state is State.WAITING else "running"
-            error = DeadlineExceeded(
-                f"the request was to be answered within {allowed_s:.3g} s and was still {where}: allow more "
-                f"time, or retry when there is less load"
-            )
-            self._finish(request, State.EXPIRED, error)
-        return late
+    def _expire(self, now_s: float) -> list[Request]:
+        verdicts = self._watch.verdicts(now_s, self._ledger.live)
+        for request, state, error in verdicts:
+            self._end(request, state, error)
+        return [request for request, _, _ in verdicts]
 
-    def _expire_loop(self) -> None:
+    def _keep_time(self) -> None:
         while True:
             with self._lock:
-                wait_s = self._deadlines.next_s() - self._clock.now()
-                if wait_s > 0:
-                    self._timer_cond.wait(min(wait_s, _NAP_S))
-                late = self._expire_due()
-                if self._closed and not len(self._deadlines):
+                if self._closed:
                     return
+                now_s = self._clock.now()
+                late = self._expire(now_s)
+                if not late:
+                    self._clock.wait(self._timer_cond, self._watch.next_s(now_s))
             deliver(late)
 
     def drain(self) -> None:
         """Take no new requests; those admitted go on."""
         with self._lock:
-            self._draining = True
+            if self._refusal is None:
+                self._refusal = _draining
 
-    def close(self) -> None:
-        """Fail whatever is left and let both threads end; again: does nothing."""
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Sleep until nothing waits and nothing runs, the timeout, or the close; whether it is idle."""
         with self._lock:
-            self._draining = self._closed = True
+            until_s = self._clock.now() + timeout_s
+            while not (self._ledger.idle or self._closed) and self._clock.now() < until_s:
+                self._clock.wait(self._idle_cond, until_s)
+            return self._ledger.idle
+
+    def close(self, make_error: MakeError | None = None) -> None:
+        """Fail whatever is left and let both threads end; again: does nothing.
+
+        Args:
+            make_error: what those who wait, and those who still come, hear.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._refusal = make_error if make_error is not None else _closed
+            left, jobs = list(self._ledger.live), list(self._jobs)
+            for request in left:
+                self._end(request, State.FAILED, self._refusal())
+            self._jobs.clear()
             for lane in self._lanes:
                 lane.clear()
-            left = list(self._live)
-            for request in left:
-                self._finish(
-                    request, State.FAILED, Closed("the server closed before it could answer: retry elsewhere")
-                )
-            self._device_cond.notify_all()
-            self._timer_cond.notify_all()
+            for condition in (self._device_cond, self._timer_cond, self._idle_cond):
+                condition.notify_all()
         deliver(left)
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        with self._lock:
-            return not self._live and self._running_rows == 0
+        for job in jobs:
+            job.fail(_closed())
 
 
-def deliver(requests: Iterable[Request]) -> None:
-    """Hand final requests to their sinks, one call for each sink."""
-    by_sink: dict[Sink, list[Request]] = {}
-    for request in requests:
-        by_sink.setdefault(request.sink, []).append(request)
-    for sink, group in by_sink.items():
-        sink.deliver(group)
+def _draining() -> ServerError:
+    return Closed("a draining server takes no new requests; it is shutting down: use another replica")
+
+
+def _closed() -> ServerError:
+    return Closed("the server closed before it could answer: retry elsewhere")
+
+
+def _displaced() -> ServerError:
+    return Overloaded("the queue is full and a more urgent request came: retry after 1 s")

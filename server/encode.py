@@ -109,7 +109,7 @@ def from_bytes(raw: bytes | memoryview, datatype: str, shape: Sequence[int], nam
     expected, got = math.prod(shape), len(raw)
     if got != expected * dtype.itemsize:
         raise BadTensor(_count_text(name, datatype, shape, expected, got // dtype.itemsize, got))
-    return np.frombuffer(raw, dtype).reshape(shape)
+    return _reshaped(np.frombuffer(raw, dtype), shape, name)
 
 
 def from_json(raw: bytes | memoryview, datatype: str, shape: Sequence[int], name: str) -> np.ndarray:
@@ -145,7 +145,14 @@ def from_json(raw: bytes | memoryview, datatype: str, shape: Sequence[int], name
             f"Nested data of input {name!r} must have its shape {list(shape)}, got {list(wide.shape)}; "
             "nest it like the shape or send flat data."
         )
-    return cast(wide, dtype, name).reshape(shape)
+    return _reshaped(cast(wide, dtype, name), shape, name)
+
+
+def _reshaped(array: np.ndarray, shape: Sequence[int], name: str) -> np.ndarray:
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # too many dimensions, or sizes too large for an index
+        raise BadTensor(f"Input {name!r} must have a possible shape, got: {error}; correct it.") from None
 
 
 def _count_text(
@@ -221,7 +228,7 @@ class _ArrayDecoder:
             return self._decoder.decode(raw)  # type: ignore[no-any-return]
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadTensor(
-                f"Data of {datatype} input {name!r} must be an array of such values: {error}."
+                f"Data of {datatype} input {name!r} must be an array of such values, got: {error}; change it."
             ) from None
 
 

@@ -1,7 +1,9 @@
 """A fake engine, tokenizer and models whose answers can be worked out by hand; for tests of transports."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +55,8 @@ class FakeModel:
         calls: the rows of every `submit` that reached the "device".
         options: the `(priority, timeout_s)` of those calls.
         error: raised by the next calls instead of running, while it is set.
+        entered: set once a held call waits for the device.
+        abandoned: set once a held call was cancelled.
     """
 
     name: str
@@ -67,18 +71,21 @@ class FakeModel:
     error: Exception | None = None
     calls: list[list[Row]] = field(default_factory=list)
     options: list[tuple[int, float | None]] = field(default_factory=list)
-    cancelled: int = 0
     closed: bool = False
-    _gate: asyncio.Event | None = None
+    entered: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    _gate: "Future[None] | None" = None
 
     def hold(self) -> None:
         """Makes `submit` wait until `release`, as a busy device would."""
-        self._gate = asyncio.Event()
+        self._gate = Future()
+        self.entered.clear()
+        self.abandoned.clear()
 
     def release(self) -> None:
-        """Lets the held calls run."""
+        """Lets the held calls run; from any thread."""
         if self._gate is not None:
-            self._gate.set()
+            self._gate.set_result(None)
             self._gate = None
 
     async def submit(
@@ -100,10 +107,11 @@ class FakeModel:
         self.calls.append(list(rows))
         self.options.append((priority, timeout_s))
         if self._gate is not None:
+            self.entered.set()
             try:
-                await self._gate.wait()
+                await asyncio.shield(asyncio.wrap_future(self._gate))
             except asyncio.CancelledError:
-                self.cancelled += 1
+                self.abandoned.set()
                 raise
         return [self.run(row) for row in rows]
 

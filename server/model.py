@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +23,6 @@ from ..jit_cache import (
     Staging,
     WarmupReport,
     check_item,
-    compile_program,
     warmup_order,
 )
 from .batcher import Batcher, Policy
@@ -34,6 +33,9 @@ from .request import DEFAULT_PRIORITY, PRIORITIES, Request
 from .sinks import Sinks
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+Compile = Callable[[Servable, Bucket, Sequence[jax.Array]], Program]
 
 
 class Model:
@@ -52,21 +54,27 @@ class Model:
         sinks: Sinks,
         policy: Policy,
         max_request_rows: int,
+        timeout_s: float | None,
         ready_when: str,
+        compile_program: Compile,
     ) -> None:
         self.servable = servable
         self.name = servable.name
         self.version = servable.version
         self.max_request_rows = max_request_rows
+        self.timeout_s = timeout_s
         self.cost = CostModel()
         self.batcher = Batcher(self.cost, policy)
         self.lane = dispatcher.add_lane(self.batcher)
         self.order = warmup_order(servable.grid)
         self.report = WarmupReport(len(self.order))
         self.cache = ProgramCache(self._compile, compiler)
-        self._needed = 1 if ready_when == "coverage" else len(self.order)
+        self._needs_all = ready_when == "grid"
+        self._ready = False
         self._dispatcher, self._clock, self._sinks = dispatcher, clock, sinks
+        self._compile_program = compile_program
         self._leaves: Sequence[jax.Array] | None = None
+        self._opened: list[Bucket] = []
         self._staging: dict[Bucket, list[Staging]] = {}
 
     def __repr__(self) -> str:
@@ -97,8 +105,21 @@ class Model:
     @property
     def ready(self) -> bool:
         """Whether warm-up reached what readiness asks for: the whole grid, or the covering bucket."""
-        warm = self.report.warm
-        return len(warm) >= self._needed and warm[0].bucket == self.order[0]
+        if not self._ready:
+            warm = [one.bucket for one in self.report.warm]
+            self._ready = self.report.complete if self._needs_all else self.order[0] in warm
+        return self._ready
+
+    @property
+    def lost(self) -> bool:
+        """Whether a bucket failed without which the model never gets ready."""
+        failed = self.report.failed
+        return bool(failed) if self._needs_all else self.order[0] in failed
+
+    def load(self) -> tuple[int, int]:
+        """Rows that wait and rows that run."""
+        waiting, running = self._dispatcher.load(self.lane)
+        return waiting.rows, running
 
     # -- the door -----------------------------------------------------------------------------------
 
@@ -127,8 +148,8 @@ class Model:
             )
         if priority not in PRIORITIES:
             raise BadRequest(
-                f"a priority is from {PRIORITIES[0]} (most urgent) to {PRIORITIES[-1]}; got {priority!r}: leave it out "
-                f"for {DEFAULT_PRIORITY}"
+                f"a priority is from {PRIORITIES[0]} (most urgent) to {PRIORITIES[-1]}; got {priority!r}: leave "
+                f"it out for {DEFAULT_PRIORITY}"
             )
         items, sizes = self._check(rows)
         now_s = self._clock.now()
@@ -139,7 +160,7 @@ class Model:
             sink=self._sinks.threads if loop is None else self._sinks.of_loop(loop),
             future=future,
             priority=priority,
-            deadline_s=_deadline(now_s, timeout_s),
+            deadline_s=now_s + allowed_s(self.timeout_s, timeout_s),
         )
         self._dispatcher.offer(self.lane, request)
         return request
@@ -197,12 +218,18 @@ class Model:
     def run_threaded(
         self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
     ) -> "Future[list[list[np.ndarray]]]":
-        """The same for threads: a future of the output leaves of each row."""
+        """The same for threads: a future of the output leaves of each row; cancelling it frees the place."""
         future: Future[list[list[np.ndarray]]] = Future()
-        if rows:
-            self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=None)
-        else:
+        if not rows:
             future.set_result([])
+            return future
+        request = self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=None)
+
+        def settled(_: object) -> None:
+            if future.cancelled():
+                self._dispatcher.cancel(request)
+
+        future.add_done_callback(settled)
         return future
 
     # -- programs: compile thread and device thread --------------------------------------------------
@@ -211,12 +238,13 @@ class Model:
         if self._leaves is None:
             self._leaves = [jax.device_put(leaf) for leaf in self.servable.leaves]
         _ = self.servable.outputs  # inferred here, where tracing is allowed
-        return compile_program(self.servable, bucket, self._leaves)
+        return self._compile_program(self.servable, bucket, self._leaves)
 
     def opened(self, bucket: Bucket, run_s: float) -> None:
-        """A program is warm and was timed: from now on it is planned with."""
+        """A program is warm and was timed: from now on it is planned with; device thread only."""
         self.cost.observe(bucket, run_s)
-        grid = Grid(self.servable.grid.axes, self.cache.ready())
+        self._opened.append(bucket)
+        grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
 
     def borrow_staging(self, bucket: Bucket) -> Staging:
@@ -229,9 +257,12 @@ class Model:
         self._staging[bucket].append(staging)
 
 
-def _deadline(now_s: float, timeout_s: float | None) -> float:
-    if not timeout_s:
-        return math.inf
-    if not 0 < timeout_s < math.inf:
-        raise BadRequest(f"a timeout is a positive number of seconds; got {timeout_s}: leave it out for none")
-    return now_s + timeout_s
+def allowed_s(server_s: float | None, client_s: float | None) -> float:
+    """Seconds that a request gets: the smallest of those that are set; None and 0 mean not set.
+
+    Raises:
+        BadRequest: if the client's is negative or not finite.
+    """
+    if client_s and not 0 < client_s < math.inf:
+        raise BadRequest(f"a timeout is a positive number of seconds; got {client_s}: leave it out for none")
+    return min(server_s or math.inf, client_s or math.inf)

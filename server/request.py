@@ -20,6 +20,9 @@ class State(enum.Enum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
 
+    # Members are singletons; Enum's own hash is Python code, 0.2 us on every look-up in MOVES.
+    __hash__ = object.__hash__
+
 
 # A request is RUNNING from the launch of its first row; the rows of a split one may run in several batches.
 MOVES: Mapping[State, frozenset[State]] = {
@@ -44,7 +47,7 @@ class Sink(Protocol):
     """Where final requests go: one per kind of waiter, so that a batch wakes each waiter's thread once."""
 
     def deliver(self, requests: Sequence["Request"]) -> None:
-        """Hand over requests in their final state; must not raise and must not block."""
+        """Hand over requests in their final state; must not block."""
         ...
 
 
@@ -59,6 +62,10 @@ class Request:
         deadline_s: when it must be answered, on the server's clock; infinity for none.
         sink: who is told of the final state.
         future: whatever the sink needs to find the waiter.
+        lane: index of its model in the dispatcher.
+        nbytes: bytes of all its arrays.
+        state: see `MOVES`; changed by `move` only.
+        over: whether the state is final, so that no more work must be done for it.
         results: outputs of each row, filled as its batches end.
         error: why it failed, once it has.
         remaining: rows without a result.
@@ -67,8 +74,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_s", "deadline_s", "error", "future", "items", "priority", "remaining", "results", "sink",
-        "sizes", "state", "waiting_elements", "waiting_rows",
+        "arrived_s", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "priority",
+        "remaining", "results", "sink", "sizes", "state", "waiting_elements", "waiting_rows",
     )  # fmt: skip
 
     def __init__(
@@ -89,17 +96,14 @@ class Request:
         self.deadline_s = deadline_s
         self.sink = sink
         self.future = future
+        self.lane = 0
+        self.nbytes = sum([array.nbytes for item in items for array in item.values()])
         self.state = State.WAITING
+        self.over = False
         self.results: list[list[np.ndarray] | None] = [None] * len(items)
-        self.remaining = len(items)
-        self.waiting_rows = len(items)
+        self.remaining = self.waiting_rows = len(items)
         self.waiting_elements = sum(map(math.prod, sizes))
         self.error: ServerError | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether it has its final state, so that no more work must be done for it."""
-        return not MOVES[self.state]
 
     def move(self, state: State, error: ServerError | None = None) -> None:
         """Go to another state.
@@ -112,21 +116,26 @@ class Request:
             raise IllegalMove(f"a request that is {self.state.value} may become {allowed}; got {state.value}")
         self.state = state
         self.error = error
+        self.over = not MOVES[state]
 
 
 class Row:
-    """One row of a request, the unit that is planned and batched."""
+    """One row of a request, the unit that is planned and batched.
 
-    __slots__ = ("index", "request")
+    Attributes:
+        request: whose row it is.
+        index: which of its rows.
+        sizes: sizes on the varying axes.
+        taken: whether it was launched.
+    """
+
+    __slots__ = ("index", "request", "sizes", "taken")
 
     def __init__(self, request: Request, index: int) -> None:
         self.request = request
         self.index = index
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes on the varying axes."""
-        return self.request.sizes[self.index]
+        self.sizes = request.sizes[index]
+        self.taken = False
 
     @property
     def item(self) -> Item:

@@ -2,13 +2,28 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import logging
+import weakref
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from .errors import Cancelled, ServerError
-from .request import Request, State
+from .request import Request, Sink, State
+
+_log = logging.getLogger(__name__)
+
+
+def deliver(requests: Iterable[Request]) -> None:
+    """Hand final requests to their sinks, one call for each sink; a failing sink hurts no other."""
+    by_sink: dict[Sink, list[Request]] = {}
+    for request in requests:
+        by_sink.setdefault(request.sink, []).append(request)
+    for sink, group in by_sink.items():
+        try:
+            sink.deliver(group)
+        except Exception:  # whoever calls is a thread that must go on
+            _log.exception("%d answers could not be handed over", len(group))
 
 
 def outcome(request: Request) -> tuple[Any, ServerError | None]:
@@ -22,12 +37,12 @@ class ThreadSink:
     """Resolves a `concurrent.futures.Future` for callers in threads."""
 
     def deliver(self, requests: Sequence[Request]) -> None:
-        """Resolve the future of each request."""
+        """Resolve the future of each request, unless its caller cancelled it."""
         for request in requests:
             future: Future[Any] = request.future
-            result, error = outcome(request)
             if not future.set_running_or_notify_cancel():
                 continue
+            result, error = outcome(request)
             if error is None:
                 future.set_result(result)
             else:
@@ -38,12 +53,16 @@ class LoopSink:
     """Resolves asyncio futures, one wake-up of their loop for each batch."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        # Weak, since this object is the value in a table whose key is the loop.
+        self._loop = weakref.ref(loop)
 
     def deliver(self, requests: Sequence[Request]) -> None:
         """Resolve the futures in their loop; if it is closed nobody waits any more."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve_all, requests)
+        loop = self._loop()
+        if loop is not None and not loop.is_closed():
+            # It may still close between the two lines.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve_all, requests)
 
 
 def _resolve_all(requests: Sequence[Request]) -> None:
@@ -63,7 +82,9 @@ class Sinks:
 
     def __init__(self) -> None:
         self.threads = ThreadSink()
-        self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSink] = WeakKeyDictionary()
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSink] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def of_loop(self, loop: asyncio.AbstractEventLoop) -> LoopSink:
         """The sink of a loop; called in that loop."""

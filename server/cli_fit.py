@@ -1,0 +1,294 @@
+"""`servax fit`: which sizes to compile for the traffic in a trace, and what one more would buy."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from ..bucketing import (
+    BucketingError,
+    Ladder,
+    LadderFit,
+    LadderReport,
+    bounded_waste,
+    fit_curve,
+    geometric,
+    linear,
+    powers_of_two,
+    report,
+    single,
+)
+from .cli_fit_trace import read_sizes
+from .errors import ConfigError, ServerError
+
+Sizes = NDArray[np.int64]
+EXIT_USAGE = 2
+DEFAULT_PROGRAMS = 8
+# Below this the halves of a trace say nothing about each other.
+_FEWEST_TO_HALVE = 20
+_MOST_PROGRAMS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One scheme on this trace.
+
+    Args:
+        scheme: Its name.
+        programs: How many rungs it has.
+        waste: 1 - real / padded over the whole trace.
+        held_out: The same over the second half, fitted schemes being fitted on the first; None for a
+            trace too short to halve.
+        compile_s: Programs times seconds a program.
+    """
+
+    scheme: str
+    programs: int
+    waste: float
+    held_out: float | None
+    compile_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What the command found out."""
+
+    axis: str
+    requests: int
+    limit: int
+    ladder: Ladder
+    report: LadderReport
+    compared: tuple[Compared, ...]
+    compile_s: float
+    next_waste: float | None
+    next_compile_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "axis": self.axis,
+            "requests": self.requests,
+            "limit": self.limit,
+            "ladder": list(self.ladder.rungs),
+            "scheme": f"explicit:{self.ladder}",
+            "programs": len(self.ladder),
+            "waste": self.report.waste,
+            "held_out_waste": self.compared[0].held_out,
+            "compile_s": self.compile_s,
+            "rungs": [asdict(rung) for rung in self.report.rungs],
+            "schemes": [asdict(one) for one in self.compared],
+            "one_more": None
+            if self.next_waste is None
+            else {"waste": self.next_waste, "compile_s": self.next_compile_s},
+        }
+
+
+def fit(
+    trace: Annotated[
+        Path, typer.Argument(help="Sizes of real requests: .csv or .jsonl, plain or .gz.", show_default=False)
+    ],
+    axis: Annotated[
+        str | None, typer.Option(help="Column with the sizes. [default: length, or the only column]")
+    ] = None,
+    programs: Annotated[
+        int | None, typer.Option(min=1, max=512, help="How many sizes to compile. [default: 8]")
+    ] = None,
+    budget_seconds: Annotated[
+        float | None, typer.Option(min=0, help="Seconds to spend on compiling, instead of --programs.")
+    ] = None,
+    compile_seconds: Annotated[
+        float, typer.Option(min=1e-6, help="Seconds to compile one program; `servax warmup` shows yours.")
+    ] = 1.0,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Longest admissible size. [default: the longest in the trace]")
+    ] = None,
+    align: Annotated[int, typer.Option(min=1, help="Sizes below the limit are multiples of it.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the ladder over the histogram of sizes into this file.")
+    ] = None,
+) -> None:
+    """Find the sizes that waste least on a trace, and compare them with other schemes."""
+    try:
+        column, sizes = read_sizes(trace, axis)
+        count = _programs(programs, budget_seconds, compile_seconds)
+        found = fitted(column, sizes, count, limit=limit, align=align, compile_seconds=compile_seconds)
+        if plot is not None:
+            _plot(found, sizes, plot)
+    except (BucketingError, ServerError) as error:
+        Console(stderr=True).print(
+            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(EXIT_USAGE) from None
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        _show(found)
+
+
+def fitted(
+    axis: str, sizes: Sizes, programs: int, *, limit: int | None, align: int, compile_seconds: float
+) -> Fitted:
+    """Fit a ladder to sizes and compare it with other schemes.
+
+    Args:
+        axis: What the sizes are called.
+        sizes: `(n,)`, in order of arrival.
+        programs: The most rungs.
+        limit: The last rung; None takes the largest size.
+        align: Rungs below the limit are multiples of it.
+        compile_seconds: Of one program.
+
+    Raises:
+        ConfigError: if a size is above the limit.
+    """
+    limit = int(sizes.max()) if limit is None else limit
+    if above := int((sizes > limit).sum()):
+        raise ConfigError(
+            f"Every {axis} must be at most the limit of {limit}; {above} of {len(sizes)} are above it, the "
+            f"largest is {sizes.max()}. Raise --limit, or cut them in the trace as the server would."
+        )
+    curve = fit_curve(sizes, programs + 1, limit=limit, align=align)
+    # With fewer sizes than programs the last one or two ladders are equally good: take the smallest.
+    best = min(curve[:programs], key=lambda one: (one.cost, len(one.ladder)))
+    more = [one.waste for one in curve if len(one.ladder) == len(best.ladder) + 1 and one.cost < best.cost]
+    compared = [_compared_fit(sizes, one, limit, align, compile_seconds) for one in _shown(curve, best)]
+    for name, ladder in _others(limit, len(best.ladder), int(sizes.min())):
+        held = _waste(ladder, sizes[len(sizes) // 2 :]) if len(sizes) >= _FEWEST_TO_HALVE else None
+        compared.append(
+            Compared(name, len(ladder), _waste(ladder, sizes), held, len(ladder) * compile_seconds)
+        )
+    return Fitted(
+        axis=axis,
+        requests=len(sizes),
+        limit=limit,
+        ladder=best.ladder,
+        report=report(best.ladder, sizes),
+        compared=tuple(compared),
+        compile_s=len(best.ladder) * compile_seconds,
+        next_waste=more[0] if more else None,
+        next_compile_s=compile_seconds,
+    )
+
+
+def _programs(programs: int | None, budget_seconds: float | None, compile_seconds: float) -> int:
+    if budget_seconds is None:
+        return DEFAULT_PROGRAMS if programs is None else programs
+    if programs is not None:
+        raise ConfigError("Only one of --programs and --budget-seconds can be met; got both. Leave one out.")
+    if not (math.isfinite(budget_seconds) and math.isfinite(compile_seconds)):
+        raise ConfigError(f"Seconds must be finite; got {budget_seconds} and {compile_seconds}.")
+    affordable = int(budget_seconds / compile_seconds * (1 + 1e-9))
+    if affordable < 1:
+        raise ConfigError(
+            f"The limit itself needs one program of {compile_seconds:g} s; got a budget of "
+            f"{budget_seconds:g} s. Raise --budget-seconds."
+        )
+    # Beyond this many the fit takes minutes and each program saves next to nothing.
+    return min(affordable, _MOST_PROGRAMS)
+
+
+def _shown(curve: Sequence[LadderFit], best: LadderFit) -> list[LadderFit]:
+    """The chosen fit first, then the one with half the programs."""
+    count = len(best.ladder)
+    return [best, *(one for one in curve if len(one.ladder) == count // 2)]
+
+
+def _others(limit: int, programs: int, smallest: int) -> list[tuple[str, Ladder]]:
+    """What others would take: powers of two, and each rule with about as many programs."""
+    schemes = [
+        powers_of_two(),
+        single(),
+        linear(max(1, -(-limit // programs))),
+        bounded_waste(25.0, smallest),
+    ]
+    if programs > 1 and smallest < limit:
+        growth = max((limit / smallest) ** (1 / (programs - 1)), 1.001)
+        schemes.insert(1, geometric(round(growth, 3), 1, smallest))
+    return [(scheme.name, scheme.ladder(limit)) for scheme in schemes]
+
+
+def _compared_fit(sizes: Sizes, one: LadderFit, limit: int, align: int, compile_seconds: float) -> Compared:
+    count, middle, held = len(one.ladder), len(sizes) // 2, None
+    if len(sizes) >= _FEWEST_TO_HALVE:
+        on_first = fit_curve(sizes[:middle], count, limit=limit, align=align)[-1]
+        held = _waste(on_first.ladder, sizes[middle:])
+    return Compared(f"fitted:{count}", count, one.waste, held, count * compile_seconds)
+
+
+def _waste(ladder: Ladder, sizes: Sizes) -> float:
+    return 1 - float(sizes.sum()) / float(ladder.rungs_for(sizes).sum())
+
+
+def _show(found: Fitted) -> None:
+    console = Console()
+    title = f"{found.requests:,} requests, {found.axis} up to {found.limit:,}"
+    console.print(title, highlight=False)
+    rungs = Table(title="ladder")
+    for heading in ("size", "share", "mean padding", "worst padding", "at size"):
+        rungs.add_column(heading, justify="right")
+    for rung in found.report.rungs:
+        worst = f"{rung.worst_padding:.1%}", str(rung.worst_size)
+        rungs.add_row(str(rung.rung), f"{rung.share:.1%}", f"{rung.mean_padding:.1%}", *worst)
+    console.print(rungs)
+    schemes = Table(title="schemes", caption="held out: fitted on the first half, tested on the second")
+    for heading in ("scheme", "programs", "waste", "held out", "compile s"):
+        schemes.add_column(heading, justify="left" if heading == "scheme" else "right")
+    for one in found.compared:
+        held = "-" if one.held_out is None else f"{one.held_out:.1%}"
+        row = (one.scheme, str(one.programs), f"{one.waste:.1%}", held, f"{one.compile_s:.1f}")
+        schemes.add_row(*row, style="bold" if one is found.compared[0] else None)
+    console.print(schemes)
+    count = len(found.ladder)
+    bill = f"{count} programs compile in {found.compile_s:.1f} s."
+    more = "One more program would save nothing: every size that was seen has its own."
+    if found.next_waste is not None:
+        saved = 1 - (1 - found.report.waste) / (1 - found.next_waste)
+        more = (
+            f"One more program would bring the waste from {found.report.waste:.1%} to "
+            f"{found.next_waste:.1%} and save {saved:.1%} of the work, "
+            f"for {found.next_compile_s:.1f} s of compiling."
+        )
+    use = f"servax serve MODEL --scheme explicit:{found.ladder}"
+    console.print(bill, more, use, sep="\n", highlight=False, soft_wrap=True)
+
+
+def _plot(found: Fitted, sizes: Sizes, path: Path) -> None:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError(
+            "--plot needs matplotlib, which is not installed: pip install 'servax[experiments]'."
+        ) from None
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"A plot's name must end in .png, .svg or .pdf; got {path.name!r}.")
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    smallest = int(sizes.min())
+    spread = found.limit > 8 * float(np.median(sizes))
+    bins = (np.geomspace if spread else np.linspace)(
+        smallest, found.limit, min(120, max(10, found.limit))
+    ).tolist()
+    axes.hist(sizes, bins=bins, color="#9bbbd4", label="requests")
+    for place, rung in enumerate(found.ladder):
+        axes.axvline(rung, color="#c2452d", linewidth=1.2, label=None if place else "compiled sizes")
+    if spread:
+        axes.set_xscale("log")
+    axes.set_xlabel(found.axis)
+    axes.set_ylabel("requests")
+    axes.set_title(f"{len(found.ladder)} sizes, {found.report.waste:.1%} padding waste")
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise ConfigError(f"The plot must be writable; {path} is not: {error.strerror}.") from error

@@ -1,0 +1,64 @@
+"""An engine that comes later: the socket answers probes while the real engine is still being loaded."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from .seam import Engine, ModelHandle
+from .text import Embedder
+
+
+class LateEngine:
+    """Implements `Engine`: first "loading", then whatever the engine given to `arrive` says.
+
+    One thread calls `arrive` or `fail`, once; any thread reads. `texts` fills together with the engine.
+    """
+
+    def __init__(self) -> None:
+        self.texts: dict[str, Embedder] = {}
+        self.failure: BaseException | None = None
+        self._engine: Engine | None = None
+        self._closing = False
+
+    def arrive(self, engine: Engine, texts: Mapping[str, Embedder]) -> None:
+        """Hands over to the real engine."""
+        self.texts.update(texts)
+        self._engine = engine
+
+    def fail(self, error: BaseException) -> None:
+        """Tells that loading or warm-up failed; readiness stays false."""
+        self.failure = error
+
+    @property
+    def models(self) -> Mapping[str, ModelHandle]:
+        """Served models by name; empty while loading."""
+        return MappingProxyType({}) if self._engine is None else self._engine.models
+
+    @property
+    def live(self) -> bool:
+        """False once loading has failed, else what the engine says."""
+        return self.failure is None if self._engine is None else self._engine.live
+
+    @property
+    def ready(self) -> bool:
+        """What the engine says; False before it is there."""
+        return self._engine is not None and self._engine.ready
+
+    @property
+    def draining(self) -> bool:
+        """Whether closing has begun."""
+        return self._closing or (self._engine is not None and self._engine.draining)
+
+    def status(self) -> dict[str, Any]:
+        """Where loading or warm-up stands."""
+        if self._engine is not None:
+            return self._engine.status()
+        state = "loading" if self.failure is None else "failed"
+        error = None if self.failure is None else str(self.failure)
+        return {"state": state, "done": 0, "total": 0, "failed": {}, "error": error}
+
+    async def aclose(self, drain_s: float) -> None:
+        """Closes the engine if it is there; one that arrives later stays unused."""
+        self._closing = True
+        if self._engine is not None:
+            await self._engine.aclose(drain_s)

@@ -1,0 +1,118 @@
+"""The books of a queue: which requests live, what waits, what runs.
+
+Pure; the dispatcher's lock guards it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .admission import Load, QueueLimits, admit
+from .errors import Overloaded, ServerError
+from .request import Request, Row, State
+
+
+class Ledger:
+    """Counts that follow from what entered, was launched, landed and ended.
+
+    Attributes:
+        live: requests without a final state.
+        load: what waits, over all lanes.
+        waiting: rows that wait, by lane.
+        running: rows that were launched and have not landed, by lane.
+    """
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self.live: set[Request] = set()
+        self.load = Load()
+        self.waiting: list[int] = []
+        self.running: list[int] = []
+
+    def add_lane(self) -> None:
+        """Count for one more model."""
+        self.waiting.append(0)
+        self.running.append(0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a row runs."""
+        return any(self.running)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self.live and not self.busy
+
+    def admit(self, request: Request, less_urgent: Iterable[Request] = ()) -> list[Request]:
+        """Let a request in if the limits allow it, or would without some less urgent ones.
+
+        Args:
+            request: the newcomer.
+            less_urgent: waiting requests that may have to give way, the first of them first.
+
+        Returns:
+            Those that must give way; they are still counted.
+
+        Raises:
+            Overloaded, TooManyRows, PayloadTooLarge: as `servax.server.admission.admit`.
+        """
+        try:
+            admit(self._limits, self.load, request)
+        except Overloaded:
+            victims = self._victims(request, less_urgent)
+            if not victims:
+                raise
+        else:
+            victims = []
+        self.live.add(request)
+        self.load.add(request.waiting_rows, request.waiting_elements, request.nbytes)
+        self.waiting[request.lane] += request.waiting_rows
+        return victims
+
+    def _victims(self, request: Request, less_urgent: Iterable[Request]) -> list[Request]:
+        room, victims = self.load.copy(), []
+        for victim in less_urgent:
+            victims.append(victim)
+            room.add(-victim.waiting_rows, -victim.waiting_elements, -victim.nbytes)
+            try:
+                admit(self._limits, room, request)
+            except Overloaded:
+                continue
+            return victims
+        return []
+
+    def launch(self, lane: int, rows: Sequence[Row]) -> None:
+        """Rows of a lane leave the queue for the device."""
+        elements = nbytes = 0
+        for row in rows:
+            request, size = row.request, math.prod(row.sizes)
+            elements += size
+            request.waiting_rows -= 1
+            request.waiting_elements -= size
+            if request.waiting_rows == 0:
+                nbytes += request.nbytes
+            if request.state is State.WAITING:
+                request.move(State.RUNNING)
+        self.load.add(-len(rows), -elements, -nbytes)
+        self.waiting[lane] -= len(rows)
+        self.running[lane] += len(rows)
+
+    def land(self, rows: Sequence[Row]) -> None:
+        """Launched rows have come back, with outputs or without."""
+        if rows:
+            self.running[rows[0].request.lane] -= len(rows)
+
+    def end(self, request: Request, state: State, error: ServerError | None = None) -> int:
+        """Give a request its final state.
+
+        Returns:
+            How many of its rows were still waiting; they count no more.
+        """
+        request.move(state, error)
+        self.live.discard(request)
+        rows = request.waiting_rows
+        if rows:
+            self.load.add(-rows, -request.waiting_elements, -request.nbytes)
+            self.waiting[request.lane] -= rows
+            request.waiting_rows = request.waiting_elements = 0
+        return rows

@@ -1,0 +1,142 @@
+"""`servax serve` without its command line: open the socket, load behind it, drain on a signal."""
+
+import asyncio
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from .asgi import create_app
+from .config import ServeConfig
+from .errors import ConfigError
+from .late import LateEngine
+from .metrics import Metrics
+from .seam import Engine
+
+Load = Callable[[LateEngine, Metrics], None]
+"""Makes the engine, hands it to `arrive`, and returns once it is warm or raises; runs in its own thread."""
+
+
+class DrainingServer(uvicorn.Server):
+    """A uvicorn server whose first stop signal drains the engine while probes are still answered.
+
+    Until the drain ends, connections stay open: readiness is 503, new work gets 503 and its connection is
+    closed, admitted work is answered. Then it stops and `run` returns. A second signal stops at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain_s: float) -> None:
+        super().__init__(config)
+        self._engine = engine
+        self._drain_s = drain_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._drain: asyncio.Task[None] | None = None
+        self._signalled = False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remembers the loop, for signals."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins the drain at the first signal, stops at once at the second."""
+        if self._signalled or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._signalled = True
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Begins the drain; for the event loop's thread."""
+        if self._drain is None:
+            self._drain = asyncio.ensure_future(self._drain_then_exit())
+
+    async def _drain_then_exit(self) -> None:
+        try:
+            await self._engine.aclose(self._drain_s)
+        finally:
+            self.should_exit = True
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Binds and listens, so that clients queue instead of being refused while Python still imports.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"The server needs a free address, got {host}:{port}: {error}; choose another --host or --port."
+        ) from error
+
+
+def serve(
+    config: ServeConfig,
+    listener: socket.socket,
+    load: Load,
+    *,
+    strict: bool = False,
+    on_failure: Callable[[BaseException], None] | None = None,
+) -> BaseException | None:
+    """Serves until a signal; blocks.
+
+    Args:
+        config: host, port, drain time and limits.
+        listener: the open socket.
+        load: makes and warms the engine, in a thread of its own.
+        strict: stop when loading or warm-up fails, instead of staying up and not ready.
+        on_failure: told of such a failure at once.
+
+    Returns:
+        What made the server stop, or None after a normal drain. A model that cannot be loaded always
+        stops it; a bucket that fails to warm only if `strict`.
+    """
+    late, metrics = LateEngine(), Metrics()
+    fatal: list[BaseException] = []
+
+    def work(server: DrainingServer, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            load(late, metrics)
+        except BaseException as error:  # shown to the operator and by /v2/health, never lost in the thread
+            if late.draining:
+                return
+            late.fail(error)
+            if on_failure is not None:
+                on_failure(error)
+            if strict or not late.models:
+                fatal.append(error)
+                loop.call_soon_threadsafe(server.stop)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True).start()
+        yield
+        await late.aclose(0.0)
+
+    app = create_app(late, texts=late.texts, metrics=metrics, config=config.http, lifespan=lifespan)
+    server = DrainingServer(uvicorn_config(app, config), late, config.drain_s)
+    server.run(sockets=[listener])
+    return fatal[0] if fatal else None
+
+
+def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
+    """How uvicorn runs the application."""
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        loop="uvloop" if sys.platform != "win32" else "asyncio",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level=config.log_level,
+        server_header=False,
+        timeout_graceful_shutdown=5,
+    )

@@ -1,0 +1,154 @@
+"""The warm-up of a server: every program of every model, in a thread of its own."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+
+from ..bucketing import Bucket
+from ..jit_cache import (
+    CompileService,
+    Program,
+    WarmupError,
+    WarmupStep,
+    seal_process,
+    unseal_process,
+    warm_up,
+)
+from .clock import Clock
+from .device import Probe
+from .dispatcher import Dispatcher
+from .errors import NotReady
+from .model import Model
+
+OnProgress = Callable[[str, WarmupStep], None]
+_PROBE_TIMEOUT_S = 300.0
+
+
+class WarmUp:
+    """Warms models: first the covering bucket of each, then the rest.
+
+    Args:
+        models: what to warm.
+        compiler: told when its further work is no warm-up any more.
+        dispatcher: takes the probe runs.
+        clock: source of time.
+        seal: forbid tracing in the whole process once all models are ready and nothing is left to do.
+        on_progress: called with the model's name and each step, in the warm-up thread.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        compiler: CompileService,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        *,
+        seal: bool,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._models, self._compiler, self._dispatcher, self._clock = models, compiler, dispatcher, clock
+        self._seal, self._sealed = seal, False
+        self._on_progress = on_progress
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._begin_s = math.nan
+        self._thread = threading.Thread(target=self._run, name="servax-warmup", daemon=True)
+        self.finished = False
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._begin_s = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more buckets, and let `wait` return."""
+        self._stop.set()
+        self._notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end after `stop`, and lift the seal."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._sealed:
+            self._sealed = False
+            unseal_process()
+
+    def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Sleep until `done`, asked after each step, or until it can never come true by itself.
+
+        Raises:
+            WarmupError: if a model lost what it needs to get ready, or the warm-up itself broke.
+            NotReady: if the timeout passes first.
+        """
+        until_s = self._clock.now() + timeout_s
+        with self._changed:
+            while not done():
+                if self.error is not None:
+                    raise WarmupError(f"warm-up ended early: {self.error}") from self.error
+                for model in self._models:
+                    if model.lost:
+                        model.report.require_complete()
+                if self.finished or self._stop.is_set():
+                    return False
+                if self._clock.now() >= until_s:
+                    raise NotReady(f"the server was to be ready within {timeout_s:g} s and is not")
+                self._clock.wait(self._changed, until_s)
+        return True
+
+    def _run(self) -> None:
+        try:
+            for model in self._models:
+                self._warm(model, model.order[:1])
+            for model in self._models:
+                self._warm(model, model.order[1:])
+            if all(model.ready for model in self._models) and not self._stop.is_set():
+                self._compiler.warmed()
+                if self._seal:
+                    self._sealed = True
+                    seal_process()
+        except BaseException as error:  # shown by status() and wait_ready(), never lost in the thread
+            self.error = error
+        finally:
+            self.finished = True
+            self._notify()
+
+    def _warm(self, model: Model, buckets: Sequence[Bucket]) -> None:
+        if self._stop.is_set():
+            model.report.stopped = True
+            return
+        warm_up(
+            model.cache,
+            buckets,
+            lambda program: self._probe(model, program),
+            report=model.report,
+            on_step=lambda step: self._stepped(model, step),
+            stop=self._stop,
+        )
+
+    def _probe(self, model: Model, program: Program) -> float:
+        probe = Probe(model, program, Future())
+        self._dispatcher.post(probe)
+        try:
+            return probe.seconds.result(_PROBE_TIMEOUT_S)
+        except TimeoutError:
+            raise WarmupError(
+                f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
+            ) from None
+
+    def _stepped(self, model: Model, step: WarmupStep) -> None:
+        self._notify()
+        if self._on_progress is not None:
+            report = model.report
+            report.elapsed_s = time.monotonic() - self._begin_s
+            done = len(report.warm) + len(report.failed)
+            self._on_progress(
+                model.name, replace(step, done=done, total=report.total, elapsed_s=report.elapsed_s)
+            )
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,173 @@
+"""From a configuration to a running engine: the one place that joins models, engine, text fronts, metrics.
+
+Everything heavy (JAX, weights) is imported or read here, so that the socket can open before.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from ..jit_cache import Servable, WarmupStep, compile_log
+from .api import Server
+from .config import ServeConfig
+from .device import BatchRecord
+from .errors import ConfigError
+from .metrics import Metrics
+from .text import Embedder, Tokenizer
+
+LOADER = "servax.models.registry:load"
+DEFAULT_MAX_BATCH = 32
+DEFAULT_SCHEME = "powers_of_two:16"
+OnProgress = Callable[[str, WarmupStep], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a model's name stands for; `tokenizer` is None where callers send tensors only."""
+
+    servable: Servable
+    tokenizer: Tokenizer | None = None
+
+
+def resolve(config: ServeConfig) -> Resolved:
+    """Finds and loads the configured model.
+
+    `module:attribute` names a `Servable`, or a function without arguments that makes one. Anything else
+    goes to the loader of text models: a built-in name, a checkpoint folder or a hub id.
+
+    Raises:
+        ConfigError: the name leads to nothing, or an option does not apply to it.
+    """
+    if ":" in config.model and not config.model.startswith((".", "/")):
+        return Resolved(_user_servable(config))
+    load = import_attribute(LOADER)
+    model = load(config.model, max_tokens=config.max_length)
+    servable = Servable(
+        model.apply,
+        model.params,
+        inputs=model.inputs,
+        limits={**model.limits, "batch": config.max_batch or DEFAULT_MAX_BATCH},
+        scheme=config.scheme or DEFAULT_SCHEME,
+        name=config.name or PurePath(model.name).name,
+    )
+    return Resolved(servable, model.tokenizer)
+
+
+def _user_servable(config: ServeConfig) -> Servable:
+    found = import_attribute(config.model)
+    servable = found() if callable(found) and not isinstance(found, Servable) else found
+    if not isinstance(servable, Servable):
+        raise ConfigError(
+            f"module:attribute must be a Servable or make one, got {type(servable).__name__} from "
+            f"{config.model!r}; name the Servable."
+        )
+    fixed = {
+        "max_batch": config.max_batch,
+        "max_length": config.max_length,
+        "scheme": config.scheme,
+        "name": config.name,
+    }
+    given = [option for option, value in fixed.items() if value is not None]
+    if given:
+        raise ConfigError(
+            f"A Servable brings its own grid and name, got {given[0]} for {config.model!r}; set it there."
+        )
+    return servable
+
+
+def import_attribute(path: str) -> Any:
+    """Imports `module:attribute`; raises `ConfigError` that names the part that is not there."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"The module of {path!r} must be importable, got: {error}; check the name and PYTHONPATH."
+        ) from error
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{path!r} must exist, got no {part!r} in {found!r}; check the name.")
+        found = getattr(found, part)
+    return found
+
+
+def build(
+    config: ServeConfig, metrics: Metrics, on_progress: OnProgress | None = None
+) -> tuple[Server, dict[str, Embedder]]:
+    """Loads the model and makes its server, not started yet, and its text fronts.
+
+    Raises:
+        ConfigError: the model cannot be loaded as configured.
+    """
+    resolved = _resolve_or_explain(config)
+    server = Server(
+        resolved.servable,
+        max_wait_s=config.max_wait_ms / 1e3,
+        seal=config.seal,
+        on_progress=on_progress,
+        on_batch=batch_counter(metrics),
+    )
+    compile_log().subscribe(lambda phase, seconds: metrics.compile(phase, seconds, "compiled"))
+    for name in server.models:
+        metrics.watch_rows(name, lambda: server.load()["waiting_rows"], lambda: server.load()["running_rows"])
+    return server, text_fronts(server, resolved, config)
+
+
+def _resolve_or_explain(config: ServeConfig) -> Resolved:
+    try:
+        return resolve(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # the loader's errors are not ours to know by type
+        raise ConfigError(f"The model {config.model!r} must load, got: {error}") from error
+
+
+def text_fronts(server: Server, resolved: Resolved, config: ServeConfig) -> dict[str, Embedder]:
+    """A text front for a model that has a tokenizer."""
+    if resolved.tokenizer is None:
+        return {}
+    return {
+        name: Embedder(model, resolved.tokenizer, inline_chars=config.http.tokenize_inline_chars)
+        for name, model in server.models.items()
+    }
+
+
+def batch_counter(metrics: Metrics) -> Callable[[BatchRecord], None]:
+    """Writes batch records into the metrics."""
+
+    def count(record: BatchRecord) -> None:
+        metrics.batch(
+            record.model,
+            str(record.bucket),
+            record.rows,
+            record.real,
+            record.computed,
+            record.seconds,
+            record.reason,
+        )
+
+    return count
+
+
+def facts_table(server: Server) -> list[Mapping[str, Any]]:
+    """One row a warm or failed bucket: what `servax warmup` prints."""
+    rows: list[Mapping[str, Any]] = []
+    for name, report in server.reports.items():
+        for warm in report.warm:
+            facts = warm.facts
+            rows.append(
+                {
+                    "model": name,
+                    "bucket": str(warm.bucket),
+                    "compile_s": round(facts.compile_s, 4),
+                    "run_ms": round(warm.run_s * 1e3, 3),
+                    "code_bytes": facts.code_bytes,
+                    "temp_bytes": facts.temp_bytes,
+                    "error": None,
+                }
+            )
+        for bucket, error in report.failed.items():
+            rows.append({"model": name, "bucket": str(bucket), "error": error})
+    return rows

@@ -1,0 +1,192 @@
+"""`servax serve` and `servax warmup` as processes, on a servable small enough to warm in a moment."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+SERVABLES = """
+import jax.numpy as jnp
+import servax
+
+tiny = servax.Servable(
+    lambda params, *, x: {"y": x * params},
+    jnp.float32(2),
+    inputs={"x": "float32[length]"},
+    limits={"length": 16, "batch": 2},
+    scheme="powers_of_two:8",
+    name="tiny",
+)
+
+
+def fails(params, *, x):
+    if x.shape[1] == 8 and x.shape[0] == 2:
+        raise RuntimeError("no such kernel for 8")
+    return {"y": x * params}
+
+
+def make_broken():
+    return servax.Servable(
+        fails, jnp.float32(2), inputs={"x": "float32[length]"}, limits={"length": 16, "batch": 2},
+        scheme="powers_of_two:8", name="broken",
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("servables")
+    (folder / "my_servables.py").write_text(SERVABLES)
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+
+
+def servax(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "servax.server.cli", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+class Process:
+    """A running `servax serve`; the URL is read from its first line."""
+
+    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
+        command = [sys.executable, "-m", "servax.server.cli", "serve", *arguments, "--port", "0"]
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        self.lines: list[str] = [self.process.stderr.readline()]
+        self.url = next(word.rstrip(",") for word in self.lines[0].split() if word.startswith("http"))
+        self._settled = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if line.startswith(("ready", "error")):
+                self._settled.set()
+        self._settled.set()
+
+    def settle(self) -> None:
+        """Waits for the line that says how warm-up ended."""
+        assert self._settled.wait(120)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        code = self.process.wait(60)
+        self._reader.join(10)
+        return code
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(60)
+        self._reader.join(10)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def serving(environment: dict[str, str]) -> Iterator[Any]:
+    started: list[Process] = []
+
+    def start(*arguments: str) -> Process:
+        started.append(Process(environment, *arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def test_W1_warmup_lists_every_program(environment: dict[str, str]) -> None:
+    done = servax(environment, "warmup", "my_servables:tiny", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"]
+    assert len(result["programs"]) == 4
+    assert all(row["error"] is None and row["compile_s"] > 0 for row in result["programs"])
+    assert "4 of 4" in done.stderr
+
+
+def test_W2_a_bucket_that_fails_is_named_and_exits_with_4(environment: dict[str, str]) -> None:
+    done = servax(environment, "warmup", "my_servables:make_broken", "--json")
+    assert done.returncode == 4, done.stderr
+    failed = [row for row in json.loads(done.stdout)["programs"] if row["error"]]
+    assert len(failed) == 1
+    assert "no such kernel" in failed[0]["error"]
+    assert "Traceback" not in done.stderr
+
+
+def test_serve_opens_early_serves_and_drains(serving: Any) -> None:
+    process = serving("my_servables:tiny", "--max-wait-ms", "1")
+    with httpx.Client(base_url=process.url, timeout=60) as client:
+        assert client.get("/v2/health/live").status_code == 200
+        process.settle()
+        assert client.get("/v2/health/ready").status_code == 200
+        x = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4, 5, 6]}
+        answer = client.post("/v2/models/tiny/infer", json={"inputs": [x]})
+        assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8, 10, 12]
+        text = client.get("/metrics").text
+        assert 'servax_compiles_total{phase="request"} 0.0' in text
+        assert 'servax_compiles_total{phase="warmup"} 0.0' not in text
+        assert 'servax_batch_rows_total{bucket="' in text
+    assert process.stop() == 0
+    assert not any("Traceback" in line for line in process.lines)
+
+
+def test_ctrl_c_drains_too(serving: Any) -> None:
+    process = serving("my_servables:tiny")
+    process.settle()
+    assert process.stop(signal.SIGINT) == 0
+
+
+def test_a_signal_while_loading_exits_with_0(serving: Any) -> None:
+    process = serving("my_servables:tiny")
+    assert httpx.get(f"{process.url}/v2/health/live", timeout=60).status_code == 200
+    assert process.stop() == 0
+
+
+def test_W2_a_failed_bucket_keeps_ready_503_and_names_it(serving: Any) -> None:
+    process = serving("my_servables:make_broken")
+    process.settle()
+    ready = httpx.get(f"{process.url}/v2/health/ready", timeout=60)
+    assert ready.status_code == 503
+    assert ready.json()["done"] < ready.json()["total"] == 4
+    assert "no such kernel" in json.dumps(ready.json()["failed"])
+    assert process.stop() == 0
+
+
+def test_W2_strict_exits_with_4(serving: Any) -> None:
+    process = serving("my_servables:make_broken", "--strict")
+    assert process.process.wait(120) == 4
+
+
+def test_a_model_that_does_not_load_exits_with_3(serving: Any) -> None:
+    process = serving("my_servables:nothing")
+    assert process.process.wait(120) == 3
+    process.close()
+    assert any("nothing" in line for line in process.lines[1:])
+    assert not any("Traceback" in line for line in process.lines)
+
+
+def test_a_taken_port_exits_with_3(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = servax(environment, "serve", "my_servables:tiny", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 3
+    assert "choose another --host or --port" in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr
+
+
+def test_options_that_the_servable_fixes_are_refused(environment: dict[str, str]) -> None:
+    done = servax(environment, "warmup", "my_servables:tiny", "--max-batch", "4")
+    assert done.returncode == 3
+    assert "max_batch" in done.stderr
