@@ -1,8 +1,8 @@
 """Serving: admission, batching, the device thread, the Python API and the protocols over it."""
 
-from .admission import QueueLimits
-from .api import Server
-from .device import BatchRecord
+from typing import TYPE_CHECKING
+
+from .._lazy import attach
 from .errors import (
     BadRequest,
     BadTensor,
@@ -21,7 +21,12 @@ from .errors import (
     Unavailable,
     UnknownModel,
 )
-from .model import Model
+
+if TYPE_CHECKING:
+    from .admission import QueueLimits
+    from .api import Server
+    from .batch import BatchRecord
+    from .model import Model
 
 __all__ = [
     "BadRequest",
@@ -45,3 +50,8 @@ __all__ = [
     "Unavailable",
     "UnknownModel",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {".admission": ["QueueLimits"], ".api": ["Server"], ".batch": ["BatchRecord"], ".model": ["Model"]},
+)
