@@ -38,3 +38,43 @@ class WarmupError(JitCacheError, RuntimeError):
 
 class OutputError(JitCacheError, RuntimeError):
     """The model returned what its signature does not allow."""
+
+
+class StoreError(JitCacheError, RuntimeError):
+    """The program store cannot be used as asked."""
+
+
+class StoreUnsafe(StoreError):
+    """The store's directory or its key could be changed by somebody else."""
+
+
+class EntryError(StoreError):
+    """A stored entry is not what this store wrote.
+
+    Attributes:
+        kind: one word for reports, such as ``torn`` or ``unsigned``.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class FingerprintError(StoreError, ValueError):
+    """Something that decides a program's key cannot be described."""
+
+
+class NotStorable(StoreError):
+    """A program cannot be written down so that another process could run it."""
+
+
+class LoadRefused(StoreError):
+    """A stored program is intact but cannot be loaded on this host or these devices."""
+
+
+class UnsafePaddingError(JitCacheError, RuntimeError):
+    """Padding, or a neighbour in the batch, changes what a model answers."""
+
+
+class MemoryPlanError(JitCacheError, RuntimeError):
+    """What must be served does not fit the memory there is."""
