@@ -1,6 +1,8 @@
 """Programs: what a servable is, ahead-of-time compiled executables, the cache, warm-up and the seal."""
 
+from .bucketed import Bucketed, bucketed
 from .cache import ProgramCache
+from .check import check_item
 from .compiler import CompileService
 from .errors import (
     CompileError,
@@ -13,12 +15,13 @@ from .errors import (
     SignatureError,
     WarmupError,
 )
+from .infer import infer_outputs
 from .monitor import BACKGROUND, OTHER, REQUEST, WARMUP, CompileLog, compile_log
-from .outputs import Output, Outputs, infer_outputs
+from .outputs import Output, Outputs
 from .program import Program, ProgramFacts, compile_program
 from .seal import explain_sealed, open_seal, process_sealed, seal_process, unseal_process
 from .servable import Servable, from_nnx
-from .signature import Input, Made, Signature, check_item
+from .signature import Input, Made, Signature
 from .staging import Staging
 from .warmup import WarmBucket, WarmupReport, WarmupStep, warm_up, warmup_order
 
@@ -27,6 +30,7 @@ __all__ = [
     "OTHER",
     "REQUEST",
     "WARMUP",
+    "Bucketed",
     "CompileError",
     "CompileLog",
     "CompileService",
@@ -51,6 +55,7 @@ __all__ = [
     "WarmupError",
     "WarmupReport",
     "WarmupStep",
+    "bucketed",
     "check_item",
     "compile_log",
     "compile_program",

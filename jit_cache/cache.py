@@ -1,7 +1,7 @@
 """Programs in memory: one compile for each bucket, however many ask at once."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from ..bucketing import Bucket
@@ -37,14 +37,11 @@ class ProgramCache:
         """The program of a warm bucket.
 
         Raises:
-            SealedError: if it is not warm, naming those that are.
+            SealedError: if it is not warm, naming the axis that missed and the nearest warm bucket.
         """
         program = self._ready.get(bucket)
         if program is None:
-            warm = ", ".join(map(str, list(self._ready)[:8])) or "none"
-            raise SealedError(
-                f"only warm programs are run; bucket {bucket} is not warm (warm: {warm}): warm it first"
-            )
+            raise SealedError(_explain_miss(bucket, list(self._ready)))
         return program
 
     def request(self, bucket: Bucket) -> "Future[Program]":
@@ -58,7 +55,9 @@ class ProgramCache:
                 done: Future[Program] = Future()
                 done.set_result(program)
                 return done
-            if (pending := self._pending.get(bucket)) is not None:
+            pending = self._pending.get(bucket)
+            # A failed one wakes its waiters before it is taken out; it is no answer to who asks again.
+            if pending is not None and not pending.done():
                 return pending
             future = self._service.submit(lambda: self._build(bucket))
             self._pending[bucket] = future
@@ -76,3 +75,18 @@ class ProgramCache:
         with self._lock:
             if self._pending.get(bucket) is future:
                 del self._pending[bucket]
+
+
+def _explain_miss(bucket: Bucket, ready: Sequence[Bucket]) -> str:
+    rule = f"only warm programs are run; bucket {bucket} is not warm"
+    warm = [one for one in ready if one.axes == bucket.axes]
+    if not warm:
+        return f"{rule}, nor is any other over {', '.join(bucket.axes)}: warm up first"
+    nearest = min(warm, key=lambda one: sum(abs(a - b) for a, b in zip(one.sizes, bucket.sizes, strict=True)))
+    missed = [
+        f"{axis}={size}"
+        for axis, size in zip(bucket.axes, bucket.sizes, strict=True)
+        if all(one[axis] != size for one in warm)
+    ]
+    where = f" (no warm bucket has {', '.join(missed)})" if missed else ""
+    return f"{rule}{where}; the nearest warm one is {nearest}: run in that, or warm it first"

@@ -62,6 +62,9 @@ class CompileService:
                 future.set_exception(error)
             else:
                 future.set_result(result)
+                del result
+            # While the next job is waited for, nothing of the last one may be kept alive.
+            del entry, future, job
 
     def warmed(self) -> None:
         """From now on compiles count as background work."""
@@ -74,6 +77,8 @@ class CompileService:
             thread, self._thread = self._thread, None
         if thread is None:
             return
+        if thread is threading.current_thread():
+            raise CompileError("close() waits for the compile thread, which called it: call it elsewhere")
         with contextlib.suppress(queue.Empty):
             while (entry := self._jobs.get_nowait()) is not None:
                 entry[0].cancel()

@@ -5,14 +5,17 @@ life of the process, at the first use.
 """
 
 import contextlib
+import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 import jax
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _COMPILE = "/jax/core/compile/backend_compile_duration"
+
+_LOGGER = logging.getLogger(__name__)
 
 REQUEST = "request"
 """Phase of threads on a request's way; nothing may be traced or compiled there once sealed."""
@@ -36,10 +39,10 @@ class CompileLog:
         self._listeners: list[Callable[[str, float], None]] = []
         self.traces: Counter[str] = Counter()
         self.compiles: Counter[str] = Counter()
-        self.compile_s: Counter[str] = Counter()
+        self.compile_s: defaultdict[str, float] = defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
-    def _on_event(self, event: str, duration_s: float, **_: str | int) -> None:
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         phase = self.phase
         if event == _TRACE:
             with self._lock:
@@ -47,10 +50,13 @@ class CompileLog:
         elif event == _COMPILE:
             with self._lock:
                 self.compiles[phase] += 1
-                self.compile_s[phase] += duration_s
+                self.compile_s[phase] += duration_secs
                 listeners = tuple(self._listeners)
             for listener in listeners:
-                listener(phase, duration_s)
+                try:
+                    listener(phase, duration_secs)
+                except Exception:  # it would break a compile that may be somebody else's
+                    _LOGGER.exception("a listener of compiles failed")
 
     @property
     def phase(self) -> str:
@@ -72,7 +78,10 @@ class CompileLog:
             self._local.phase = before
 
     def subscribe(self, listener: Callable[[str, float], None]) -> Callable[[], None]:
-        """Call ``listener(phase, seconds)`` at each compile, until the returned function is called."""
+        """Call ``listener(phase, seconds)`` at each compile, until the returned function is called.
+
+        It runs in the compiling thread; if it raises, the error is logged and the compile goes on.
+        """
         with self._lock:
             self._listeners.append(listener)
 

@@ -1,63 +1,19 @@
-"""What a servable returns, inferred: each output dim as an expression of the axes.
+"""What a servable returns, and how a batch of it is cut back to its items."""
 
-`jax.eval_shape` with symbolic sizes gives dims such as ``2*length - 1`` or
-``floordiv(height + 1, 2)``; evaluated at an item's real sizes they say where to cut the padding off.
-The expressions are read back from their printed form, which is the documented grammar of
-`jax.export.symbolic_shape`, so no private API of JAX is needed.
-"""
-
-import ast
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import jax
 import numpy as np
-from jax import export
 
-from .errors import OutputError, SignatureError
-from .signature import BATCH, Dim, Signature, parse_input
+from .dims import Evaluate, compile_dim, evaluate_dim
+from .errors import OutputError
+from .signature import Dim
 
-_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.BitXor: operator.pow,  # symbolic_shape writes a power as a^2
-}
-_CALLS: dict[str, Callable[..., int]] = {
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "max": max,
-    "min": min,
-}
+__all__ = ["Output", "Outputs", "evaluate_dim"]
 
-
-def evaluate_dim(expression: str, sizes: Mapping[str, int]) -> int:
-    """Evaluate a printed dim expression at concrete sizes.
-
-    Raises:
-        SignatureError: if the expression is outside the grammar of symbolic dims.
-    """
-
-    def walk(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int() as value):
-                return value
-            case ast.Name(id=name) if name in sizes:
-                return sizes[name]
-            case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -walk(operand)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-                return _BINARY[type(op)](walk(left), walk(right))
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CALLS:
-                return _CALLS[name](*map(walk, args))
-        raise SignatureError(
-            f"an output dim is an expression of the axes {sorted(sizes)}; got {expression!r}: declare the "
-            f"outputs of the servable by hand"
-        )
-
-    return walk(ast.parse(expression, mode="eval").body)
+_Dims = tuple[int | Evaluate, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +55,17 @@ class Outputs:
     treedef: Any
     axes: tuple[str, ...]
 
+    @cached_property
+    def _dims(self) -> tuple[_Dims, ...]:
+        """Dims of each leaf, the expressions read once."""
+        return tuple(self._compiled(leaf) for leaf in self.leaves)
+
+    def _compiled(self, leaf: Output) -> _Dims:
+        return tuple(dim if isinstance(dim, int) else compile_dim(dim, self.axes) for dim in leaf.dims)
+
     def item_shape(self, leaf: Output, sizes: Sequence[int]) -> tuple[int, ...]:
         """Shape of one item's output at the item's sizes."""
-        by_name = dict(zip(self.axes, sizes, strict=True))
-        return tuple(dim if isinstance(dim, int) else evaluate_dim(dim, by_name) for dim in leaf.dims)
+        return _at(self._compiled(leaf), sizes)
 
     def cut(self, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
         """Cut a batch's outputs back to its items.
@@ -113,132 +76,75 @@ class Outputs:
 
         Returns:
             For each item, its own arrays (copies: nothing is shared between replies or with the device).
+
+        Raises:
+            OutputError: if an item's output is larger than what the model returned.
         """
         rows: list[list[np.ndarray]] = [[] for _ in sizes]
-        for leaf, array in zip(self.leaves, arrays, strict=True):
-            if leaf.fixed:
+        for leaf, dims, array in zip(self.leaves, self._dims, arrays, strict=True):
+            if array.shape[1:] == leaf.dims:
                 for row, out in enumerate(rows):
                     # The explicit form keeps a 0-d item an array; array[row] would give a scalar.
                     out.append(array[row, ...].copy())
                 continue
             for row, out in enumerate(rows):
-                shape = self.item_shape(leaf, sizes[row])
-                out.append(array[(row, *map(slice, shape))].copy())
+                out.append(_cut_one(leaf, array[row, ...], _at(dims, sizes[row])))
         return rows
 
-    def check_batch(self, arrays: Sequence[np.ndarray], rows: int) -> None:
+    def check_batch(self, arrays: Sequence[Any], rows: int) -> None:
         """Check that every leaf has as many rows as the bucket.
+
+        Args:
+            arrays: one array, or anything with its ``shape``, for each leaf.
+            rows: the bucket's.
 
         Raises:
             OutputError: if the model returned another number of rows.
         """
         for leaf, array in zip(self.leaves, arrays, strict=True):
-            if array.ndim == 0 or array.shape[0] != rows:
-                got = "no batch dim" if array.ndim == 0 else f"{array.shape[0]}"
+            if not array.shape or array.shape[0] != rows:
+                got = f"{array.shape[0]}" if array.shape else "no batch dim"
                 raise OutputError(f"output {leaf.name!r}: expected {rows} rows, got {got}")
 
+    def check_program(self, shapes: Sequence[Any], treedef: Any, rows: int, sizes: Sequence[int]) -> None:
+        """Check what one program returns, before it is ever run.
 
-def infer_outputs(
-    run: Callable[[Any, dict[str, Any]], Any],
-    params: Any,
-    signature: Signature,
-    declared: Mapping[str, str] | None = None,
-) -> Outputs:
-    """Infer the outputs by symbolic evaluation, by probing concrete sizes where that fails.
+        Args:
+            shapes: shape and dtype of each leaf, at the bucket.
+            treedef: structure of what the program returns.
+            rows: rows of the bucket.
+            sizes: the bucket's other sizes.
 
-    Args:
-        run: ``(params, inputs by name) -> tree``.
-        params: tree of arrays or `jax.ShapeDtypeStruct`.
-        signature: the inputs.
-        declared: declarations ``name -> 'dtype[dims]'`` of outputs, which overrule what is inferred.
-
-    Raises:
-        SignatureError: if an output has no leading batch dim, or its dims are ambiguous and undeclared.
-    """
-    tree, dims_of = _symbolic(run, params, signature) or _probed(run, params, signature)
-    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
-    names = _names([path for path, _ in paths])
-    if unknown := sorted(set(declared or {}) - set(names)):
-        raise SignatureError(f"outputs are {names}; declared but not returned: {unknown}: remove it")
-    leaves = []
-    for index, (name, (_, leaf)) in enumerate(zip(names, paths, strict=True)):
-        if declared is not None and name in declared:
-            dims = parse_input("declared", declared[name]).dims
-        else:
-            dims = _item_dims(name, dims_of(index))
-        leaves.append(Output(name, np.dtype(leaf.dtype), tuple(dims)))
-    return Outputs(tuple(leaves), treedef, signature.axes)
-
-
-def _names(paths: list[tuple[Any, ...]]) -> list[str]:
-    """Names for the wire: the path in the tree, ``output`` for a lone array, ``output_0`` in a tuple."""
-    names = []
-    for path in paths:
-        keys = [str(getattr(part, "key", getattr(part, "name", getattr(part, "idx", part)))) for part in path]
-        name = ".".join(keys)
-        names.append("output" if not path else f"output_{name}" if name.isdigit() else name)
-    return names
-
-
-def _item_dims(name: str, dims: tuple[str | int | None, ...]) -> tuple[Dim, ...]:
-    if not dims or dims[0] != BATCH:
-        raise SignatureError(
-            f"every output has the batch as its first dim; output {name!r} has dims {list(dims)}: return one "
-            f"row for each item, for example by broadcasting, or leave it out"
-        )
-    for dim in dims[1:]:
-        if dim is None or (isinstance(dim, str) and BATCH in dim):
-            raise SignatureError(
-                f"an output dim must follow from the axes of one item; output {name!r} has dims "
-                f"{list(dims)}: declare it, outputs={{{name!r}: 'float32[...]'}}"
+        Raises:
+            OutputError: if the structure, a dtype or the number of rows is another, or a dim is too small
+                to cut the largest item of the bucket from it.
+        """
+        if treedef != self.treedef:
+            raise OutputError(
+                f"a model returns the same structure at every size; expected {self.treedef}, got {treedef}"
             )
-    return tuple(dim for dim in dims[1:] if dim is not None)
+        self.check_batch(shapes, rows)
+        for leaf, given in zip(self.leaves, shapes, strict=True):
+            wanted = self.item_shape(leaf, sizes)
+            got = tuple(given.shape[1:])
+            fits = len(wanted) == len(got) and all(0 <= w <= g for w, g in zip(wanted, got, strict=True))
+            if not fits or given.dtype != leaf.dtype:
+                raise OutputError(
+                    f"output {leaf.name!r}: expected {leaf.dtype}{list(wanted)} for the largest item, from "
+                    f"the dims {list(leaf.dims)}, got {given.dtype}{list(got)}: declare the output by hand"
+                )
 
 
-_Inferred = tuple[Any, Callable[[int], tuple[str | int | None, ...]]]
+def _at(dims: _Dims, sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else dim(sizes) for dim in dims)
 
 
-def _symbolic(run: Callable[..., Any], params: Any, signature: Signature) -> _Inferred | None:
-    names = (BATCH, *signature.axes)
-    symbols = export.symbolic_shape(", ".join(names))
-    try:
-        inputs = signature.abstract(dict(zip(names, symbols, strict=True)))
-        tree = jax.eval_shape(run, params, inputs)
-    except Exception:  # any failure here only means: not symbolically evaluable; probing decides
-        return None
-    leaves = jax.tree.leaves(tree)
-    if not all(hasattr(leaf, "shape") for leaf in leaves):
-        return None
-    return tree, lambda index: tuple(dim if isinstance(dim, int) else str(dim) for dim in leaves[index].shape)
-
-
-def _probed(run: Callable[..., Any], params: Any, signature: Signature) -> _Inferred:
-    """Evaluate shapes at a few sizes; a dim that equals one axis (or never moves) is unambiguous."""
-    names = (BATCH, *signature.axes)
-    # Distinct and co-prime, so that no axis can be mistaken for another or for a sum of two.
-    probes = [
-        dict(zip(names, sizes, strict=True))
-        for sizes in (
-            [2, *range(16, 16 + len(names) * 16, 16)][: len(names)],
-            [4, *range(48, 48 + len(names) * 32, 32)][: len(names)],
+def _cut_one(leaf: Output, padded: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    piece: np.ndarray = padded[tuple(map(slice, shape))] if padded.ndim == len(shape) else padded
+    # Slices never raise: a dim that is too large, or negative, would give less than was promised.
+    if piece.shape != shape:
+        raise OutputError(
+            f"output {leaf.name!r} has dims {list(leaf.dims)} for one item, here {list(shape)}; the model "
+            f"returned {list(padded.shape)}: declare the output's dims by hand"
         )
-    ]
-    trees = [jax.eval_shape(run, params, signature.abstract(probe)) for probe in probes]
-    shapes = [[leaf.shape for leaf in jax.tree.leaves(tree)] for tree in trees]
-
-    def dims_of(index: int) -> tuple[str | int | None, ...]:
-        pair = [shape[index] for shape in shapes]
-        if len(pair[0]) != len(pair[1]):
-            return (BATCH, None)
-        return tuple(_probe_dim(first, second, probes) for first, second in zip(*pair, strict=True))
-
-    return trees[0], dims_of
-
-
-def _probe_dim(first: int, second: int, probes: list[dict[str, int]]) -> str | int | None:
-    matches = [name for name in probes[0] if (probes[0][name], probes[1][name]) == (first, second)]
-    if len(matches) == 1:
-        return matches[0]
-    if first == second and first not in probes[0].values():
-        return int(first)
-    return None
+    return piece.copy()

@@ -9,10 +9,12 @@ import jax
 import numpy as np
 
 from ..bucketing import Bucket
-from .errors import CompileError, SignatureError
+from .errors import CompileError, InputError, JitCacheError, SignatureError
+from .prune import constants, live_arguments, over_live
 from .servable import Servable
 
-CLOSED_OVER_LIMIT_BYTES = 1 << 16
+# A causal mask or a table of angles of usual size may be a constant; a weight matrix may not.
+CLOSED_OVER_LIMIT_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +44,48 @@ class Program:
     """A compiled executable with its bucket.
 
     Calling it never traces or compiles. It is safe to call from one thread at a time per device.
+
+    Args:
+        bucket: the sizes it runs at.
+        executable: ``(list of used leaves, used inputs by name) -> list of output leaves``.
+        leaves: all parameters of the servable, on the device.
+        facts: what the compiler said.
+        used_leaves: indices of the parameters that the executable takes, rising; None for all.
+        used_inputs: names of the inputs that it takes; None for all.
     """
 
-    __slots__ = ("_executable", "_leaves", "bucket", "facts")
+    __slots__ = ("_arguments", "bucket", "executable", "facts", "used_inputs", "used_leaves")
 
     def __init__(
-        self, bucket: Bucket, executable: Any, leaves: Sequence[jax.Array], facts: ProgramFacts
+        self,
+        bucket: Bucket,
+        executable: Any,
+        leaves: Sequence[jax.Array],
+        facts: ProgramFacts,
+        *,
+        used_leaves: Sequence[int] | None = None,
+        used_inputs: Sequence[str] | None = None,
     ) -> None:
         self.bucket = bucket
+        self.executable = executable
         self.facts = facts
-        self._executable = executable
-        self._leaves = leaves
+        self.used_leaves = None if used_leaves is None else tuple(used_leaves)
+        self.used_inputs = None if used_inputs is None else tuple(used_inputs)
+        self._arguments = list(leaves) if used_leaves is None else [leaves[index] for index in used_leaves]
 
     def __repr__(self) -> str:
         return f"Program({self.bucket})"
+
+    def with_leaves(self, leaves: Sequence[jax.Array]) -> "Program":
+        """The same executable over other parameters of the same shapes and dtypes; compiles nothing."""
+        return Program(
+            self.bucket,
+            self.executable,
+            leaves,
+            self.facts,
+            used_leaves=self.used_leaves,
+            used_inputs=self.used_inputs,
+        )
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[jax.Array]:
         """Launch on padded inputs, ``(batch, *padded dims)`` each.
@@ -63,12 +93,33 @@ class Program:
         Returns:
             The output leaves, in the order of the servable's outputs; still being computed where the
             device runs asynchronously.
+
+        Raises:
+            InputError: if an input is missing or has another shape or dtype than the program's; nothing
+                ran and nothing was compiled.
         """
-        return jax.tree.leaves(self._executable(self._leaves, inputs))
+        names = self.used_inputs
+        try:
+            used = dict(inputs) if names is None else {name: inputs[name] for name in names}
+            outputs: list[jax.Array] = self.executable(self._arguments, used)
+        except (TypeError, KeyError) as error:
+            sizes = ", ".join(
+                f"{axis}={size}" for axis, size in zip(self.bucket.axes, self.bucket.sizes, strict=True)
+            )
+            what = (
+                f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n")[-1].strip()
+            )
+            raise InputError(
+                f"a program runs at its own sizes and dtypes only, here {sizes}; {what}: pad to the bucket "
+                f"and cast first"
+            ) from error
+        return outputs
 
 
 def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
     """Trace, lower and compile a servable at a bucket.
+
+    The program takes only the parameters and inputs that reach its outputs.
 
     Args:
         servable: what to compile.
@@ -77,33 +128,60 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
 
     Raises:
         CompileError: if tracing or compiling fails; the cause is chained and quoted.
-        SignatureError: if the function closes over large arrays.
+        OutputError: if what it returns at this bucket does not agree with the servable's outputs.
+        SignatureError: if the function closes over large arrays, or its outputs cannot be inferred.
     """
     begin = time.perf_counter()
     try:
-        traced = jax.jit(servable.run_flat).trace(
-            servable.abstract_leaves, servable.signature.abstract_at(bucket)
-        )
-        _refuse_closed_over(servable, traced.jaxpr.consts)
-        executable = traced.lower().compile()
-    except SignatureError:
+        executable, used_leaves, used_inputs = _compile(servable, bucket)
+    except JitCacheError:
         raise
     except Exception as error:
-        first_line = str(error).strip().split("\n", 1)[0]
+        first_line = (str(error).strip() or "no message").split("\n", 1)[0]
         raise CompileError(
             f"model {servable.name!r} must compile at every bucket of its grid; bucket {bucket} failed with "
             f"{type(error).__name__}: {first_line}"
         ) from error
-    return Program(bucket, executable, leaves, _facts(executable, time.perf_counter() - begin))
+    facts = _facts(executable, time.perf_counter() - begin)
+    return Program(bucket, executable, leaves, facts, used_leaves=used_leaves, used_inputs=used_inputs)
 
 
-def _refuse_closed_over(servable: Servable, consts: Sequence[Any]) -> None:
-    total = sum(getattr(const, "nbytes", 0) for const in consts)
+def _compile(servable: Servable, bucket: Bucket) -> tuple[Any, list[int], list[str]]:
+    structure: list[Any] = []
+
+    def flat(leaves: Sequence[Any], inputs: Mapping[str, Any]) -> list[Any]:
+        # Lists in and out: no type of the user's is part of the executable, so it can be stored.
+        outputs, treedef = jax.tree.flatten(servable.run_flat(leaves, inputs))
+        structure.append(treedef)
+        return outputs
+
+    inputs = servable.signature.abstract_at(bucket)
+    traced = jax.jit(flat).trace(servable.abstract_leaves, inputs)
+    _refuse_closed_over(servable, constants(traced.jaxpr))
+    servable.outputs.check_program(traced.out_info, structure[-1], bucket.rows, bucket.item_sizes)
+    live = live_arguments(traced.jaxpr)
+    count = len(servable.abstract_leaves)
+    used_leaves = [index for index in range(count) if live[index]]
+    # JAX flattens a mapping in the order of its keys.
+    used_inputs = [name for name, used in zip(sorted(inputs), live[count:], strict=True) if used]
+    if not all(live):
+        pruned = over_live(traced.jaxpr, live)
+        traced = jax.jit(lambda leaves, inputs: pruned(*leaves, *map(inputs.get, used_inputs))).trace(
+            [servable.abstract_leaves[index] for index in used_leaves],
+            {name: inputs[name] for name in used_inputs},
+        )
+    return traced.lower().compile(), used_leaves, used_inputs
+
+
+def _refuse_closed_over(servable: Servable, arrays: Sequence[Any]) -> None:
+    total = sum(array.nbytes for array in arrays)
     if total > CLOSED_OVER_LIMIT_BYTES:
-        shapes = [f"{const.dtype}{list(const.shape)}" for const in consts if getattr(const, "nbytes", 0)]
+        largest = sorted(arrays, key=lambda array: -array.nbytes)[:5]
+        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in largest)
         raise SignatureError(
             f"parameters are arguments, so that all programs share one copy; model {servable.name!r} closes "
-            f"over {total} bytes: {', '.join(shapes[:5])}. Pass them in params"
+            f"over {total} bytes (at most {CLOSED_OVER_LIMIT_BYTES}): {shapes}. Pass weights in params, and "
+            f"make constants with jax.numpy inside the function"
         )
 
 

@@ -15,15 +15,17 @@ from .errors import SealedError
 
 _lock = threading.Lock()
 _holders = 0
-_TRACED = re.compile(r"re-tracing function (?P<name>.+?) for")
+_before = False
+_TRACED = re.compile(r"re-tracing function (?P<name>.+?) for `")
 
 
 def seal_process() -> None:
     """Forbid tracing in the whole process. Calls nest: as many `unseal_process` lift it."""
-    global _holders
+    global _holders, _before
     with _lock:
         _holders += 1
         if _holders == 1:
+            _before = bool(getattr(jax.config, "jax_no_tracing", False))
             jax.config.update("jax_no_tracing", True)
 
 
@@ -35,7 +37,7 @@ def unseal_process() -> None:
             return
         _holders -= 1
         if _holders == 0:
-            jax.config.update("jax_no_tracing", False)
+            jax.config.update("jax_no_tracing", _before)
 
 
 def process_sealed() -> bool:

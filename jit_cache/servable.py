@@ -1,15 +1,16 @@
 """A servable: a pure function, its parameters, what it takes and the grid of buckets it runs in."""
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..bucketing import Grid, Ladder, Scheme, explicit, parse_scheme, powers_of_two
 from .errors import SignatureError
-from .outputs import Outputs, infer_outputs
+from .infer import infer_outputs
+from .outputs import Outputs
 from .signature import BATCH, Signature
 
 DEFAULT_MAX_ROWS = 32
@@ -24,7 +25,8 @@ class Servable:
             batched, ``(batch, *dims)``; every output leaf is ``(batch, ...)``. Pure: no state, no
             randomness of its own. Weights belong in ``params``; closed-over ones are refused when
             compiling, since each program would hold a copy.
-        params: any pytree of arrays.
+        params: any pytree of arrays and numbers. Of a `jax.ShapeDtypeStruct` programs can be compiled
+            before the weights are there.
         inputs: declaration of each input by name, such as ``{"ids": "int32[length]", "mask":
             "mask[length]"}``; see `servax.jit_cache.signature` for the grammar.
         limits: largest size of each varying axis; ``batch`` is the most rows run at once (default 32).
@@ -32,8 +34,9 @@ class Servable:
             included). A scheme is an object, a string such as ``"powers_of_two:16"``, or a list of sizes.
             Default: powers of two, from 1 for the batch and from 8 for the others.
         max_elements: drop buckets whose product of sizes is larger (the one-row bucket always stays).
-        grid: the buckets themselves, instead of ``scheme``.
-        outputs: declarations ``name -> 'dtype[dims]'`` of outputs whose dims cannot be inferred.
+        grid: the buckets themselves, instead of ``scheme`` and ``max_elements``.
+        outputs: declarations ``name -> 'dtype[dims]'`` of outputs whose dims cannot be inferred; dims may be
+            expressions such as ``2*length - 1``.
         name: the model's name on the wire.
         version: the model's version on the wire.
         allow_nonfinite: whether NaN and infinity may pass in float inputs.
@@ -58,6 +61,8 @@ class Servable:
         version: str = "1",
         allow_nonfinite: bool = False,
     ) -> None:
+        if grid is not None and (scheme is not None or max_elements is not None):
+            raise SignatureError("a grid is given, or made of scheme and max_elements; got both: drop one")
         self.apply = apply
         self.name = name
         self.version = version
@@ -65,16 +70,26 @@ class Servable:
         self.signature = Signature.parse(inputs)
         self._has_params = params is not None
         self.leaves, self._treedef = jax.tree.flatten(params)
+        self.abstract_leaves = _abstract(params)
         self._declared_outputs = outputs
+        _check_call(apply, [None] if self._has_params else [], inputs)
         self.limits = _limits(self.signature.axes, limits or {}, grid)
         self.grid = (
             grid if grid is not None else _make_grid(self.signature.axes, self.limits, scheme, max_elements)
         )
         if self.grid.axes != (BATCH, *self.signature.axes):
             raise SignatureError(
-                f"a grid has the axes of the inputs, {[BATCH, *self.signature.axes]}; got {list(self.grid.axes)}"
+                f"a grid has the axes of the inputs, {[BATCH, *self.signature.axes]}; got "
+                f"{list(self.grid.axes)}: make it over those"
             )
         self.grid.check_coverage({axis: self.limits[axis] for axis in self.signature.axes})
+        if grid is not None and self.limits[BATCH] > grid.max_rows:
+            raise SignatureError(
+                f"the most rows run at once are those of the largest bucket, {grid.max_rows}; the limit of "
+                f"'batch' is {self.limits[BATCH]}: lower it, or add a bucket"
+            )
+        # With max_elements the grid may hold fewer rows than were asked for.
+        self.limits[BATCH] = min(self.limits[BATCH], self.grid.max_rows)
 
     def __repr__(self) -> str:
         return f"Servable({self.name!r}, axes={list(self.signature.axes)}, buckets={len(self.grid.buckets)})"
@@ -86,14 +101,11 @@ class Servable:
         return self.apply(jax.tree.unflatten(self._treedef, leaves), **inputs)
 
     @cached_property
-    def abstract_leaves(self) -> list[jax.ShapeDtypeStruct]:
-        """Shape and dtype of each parameter leaf."""
-        return [jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in self.leaves]
-
-    @cached_property
     def outputs(self) -> Outputs:
         """What the function returns; inferred at the first use, without compiling anything."""
-        return infer_outputs(self.run_flat, self.abstract_leaves, self.signature, self._declared_outputs)
+        return infer_outputs(
+            self.run_flat, self.abstract_leaves, self.signature, self._declared_outputs, self.grid
+        )
 
 
 def from_nnx(module: Any, **options: Any) -> Servable:
@@ -117,6 +129,7 @@ def from_nnx(module: Any, **options: Any) -> Servable:
             f"from_nnx takes a flax.nnx.Module; got {type(module).__name__}: pass any other function to "
             f"servax.Servable(apply, params, ...)"
         )
+    _check_call(module.__call__, [], options.get("inputs", ()))
     module.eval()
     graphdef, state = nnx.split(module)
 
@@ -124,6 +137,33 @@ def from_nnx(module: Any, **options: Any) -> Servable:
         return nnx.merge(graphdef, params)(**inputs)
 
     return Servable(apply, state, **options)
+
+
+def _check_call(function: Callable[..., Any], positional: Sequence[Any], names: Iterable[str]) -> None:
+    try:
+        inspect.signature(function).bind(*positional, **dict.fromkeys(names))
+    except TypeError as error:
+        called = getattr(function, "__qualname__", type(function).__name__)
+        raise SignatureError(
+            f"a model is called with its parameters (if it has any) and its declared inputs as keywords, "
+            f"here {list(names)}; {called} does not take that: {error}"
+        ) from None
+    except ValueError:  # some callables of C have no signature; tracing will tell
+        return
+
+
+def _abstract(params: Any) -> list[jax.ShapeDtypeStruct]:
+    """Shape, dtype and weak type of each leaf; a Python number stays weak, as in a plain call."""
+    abstract = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
+        try:
+            abstract.append(jax.eval_shape(lambda one: one, leaf))
+        except TypeError:
+            raise SignatureError(
+                f"params are a tree of arrays and numbers; the leaf at params{jax.tree_util.keystr(path)} is "
+                f"{type(leaf).__name__}: close over settings that are no numbers instead"
+            ) from None
+    return abstract
 
 
 def _limits(axes: tuple[str, ...], given: Mapping[str, int], grid: Grid | None) -> dict[str, int]:
@@ -135,7 +175,7 @@ def _limits(axes: tuple[str, ...], given: Mapping[str, int], grid: Grid | None) 
     if unknown := [axis for axis in limits if axis not in (BATCH, *axes)]:
         raise SignatureError(f"limits are for the axes {[BATCH, *axes]}; got {unknown}: remove it")
     for axis, limit in limits.items():
-        if not isinstance(limit, (int, np.integer)) or isinstance(limit, bool) or limit < 1:
+        if not hasattr(limit, "__index__") or isinstance(limit, bool) or limit < 1:
             raise SignatureError(f"a limit is a whole number from 1 up; axis {axis!r} has {limit!r}")
     return {axis: int(limits[axis]) for axis in (BATCH, *axes)}
 
@@ -162,4 +202,13 @@ def _make_grid(
 def _scheme(chosen: SchemeLike) -> Scheme:
     if isinstance(chosen, str):
         return parse_scheme(chosen)
-    return explicit(chosen) if isinstance(chosen, Sequence) else chosen
+    known: Any = chosen
+    if hasattr(known, "ladder"):
+        scheme: Scheme = known
+        return scheme
+    if not isinstance(known, Iterable):
+        raise SignatureError(
+            f"a scheme is an object of servax.bucketing, its text form or a list of sizes; got {chosen!r}: "
+            f"write for example 'powers_of_two:16' or [16, 64, 256]"
+        )
+    return explicit(known)

@@ -23,7 +23,7 @@ class Staging:
         sizes = dict(zip(bucket.axes, bucket.sizes, strict=True))
         self._axis_index = {axis: index for index, axis in enumerate(signature.axes)}
         self.arrays: dict[str, np.ndarray] = {}
-        for one in (*signature.inputs, *signature.made):
+        for one in signature.everything:
             shape = signature.shape_of(one, sizes)
             self.arrays[one.name] = np.zeros(shape, one.dtype)
             if isinstance(one, Made) and one.kind == "positions":

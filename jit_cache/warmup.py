@@ -6,14 +6,20 @@ the others from cheap to dear. A bucket that fails is isolated and named; the ot
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from itertools import islice
 
 from ..bucketing import Bucket, Grid
 from .cache import ProgramCache
-from .errors import WarmupError
+from .errors import CompileError, WarmupError
 from .program import Program, ProgramFacts
+
+_AHEAD = 3
+# A fault of the model itself fails every bucket alike; the report holds them all.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +69,14 @@ class WarmupReport:
         """Raise if a bucket is not warm.
 
         Raises:
-            WarmupError: naming each failed bucket and its error.
+            WarmupError: naming the first failed buckets and their errors; `failed` has all.
         """
         if self.complete:
             return
-        failures = "; ".join(f"{bucket}: {error}" for bucket, error in self.failed.items())
+        named = [f"{bucket}: {error}" for bucket, error in islice(self.failed.items(), _NAMED)]
+        if len(self.failed) > _NAMED:
+            named.append(f"and {len(self.failed) - _NAMED} more that failed")
+        failures = "; ".join(named)
         raise WarmupError(
             f"every bucket must be warm; {len(self.warm)} of {self.total} are"
             f"{' (stopped)' if self.stopped else ''}: {failures or 'none failed'}"
@@ -108,26 +117,49 @@ def warm_up(
     """
     report = report if report is not None else WarmupReport(len(buckets))
     begin = time.monotonic()
-    # All at once: the compile thread works ahead while a program that is ready runs its probe.
-    futures = [cache.request(bucket) for bucket in buckets]
-    for done, (bucket, future) in enumerate(zip(buckets, futures, strict=True), start=1):
+    ahead: deque[Future[Program]] = deque()
+    left = iter(buckets)
+    for done, bucket in enumerate(buckets, start=1):
         if stop is not None and stop.is_set():
             report.stopped = True
             break
-        error: str | None = None
         try:
-            program = future.result(compile_timeout_s)
-            report.warm.append(WarmBucket(bucket, program.facts, probe(program)))
-        except CancelledError:
+            # A few at a time: the compile thread works ahead while a program that is ready runs its probe,
+            # and yet a stop, or somebody's urgent bucket, need not wait for the whole grid.
+            ahead.extend(cache.request(one) for one in islice(left, _AHEAD - len(ahead)))
+            error = _warm_one(bucket, ahead.popleft(), probe, report, compile_timeout_s)
+        except (CancelledError, CompileError):  # the compile service was closed
             report.stopped = True
             break
-        except TimeoutError:
-            error = f"not compiled within {compile_timeout_s} s"
-        except Exception as failure:  # isolated: named in the report, the other buckets go on
-            error = str(failure) or type(failure).__name__
         if error is not None:
             report.failed[bucket] = error
         report.elapsed_s = time.monotonic() - begin
         if on_step is not None:
             on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error))
+    report.elapsed_s = time.monotonic() - begin
     return report
+
+
+def _warm_one(
+    bucket: Bucket,
+    future: "Future[Program]",
+    probe: Callable[[Program], float],
+    report: WarmupReport,
+    timeout_s: float,
+) -> str | None:
+    """Wait for one program and run it once; what went wrong, if anything did."""
+    try:
+        program = future.result(timeout_s)
+    except TimeoutError as failure:
+        return _named(failure) if future.done() else f"not compiled within {timeout_s:g} s"
+    except Exception as failure:  # isolated: named in the report, the other buckets go on
+        return _named(failure)
+    try:
+        report.warm.append(WarmBucket(bucket, program.facts, probe(program)))
+    except Exception as failure:
+        return f"compiled, but its first run failed: {_named(failure)}"
+    return None
+
+
+def _named(failure: Exception) -> str:
+    return str(failure) or type(failure).__name__
