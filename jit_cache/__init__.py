@@ -23,6 +23,7 @@ from .seal import explain_sealed, open_seal, process_sealed, seal_process, unsea
 from .servable import Servable, from_nnx
 from .signature import Input, Made, Signature
 from .staging import Staging
+from .stored import StoredPrograms
 from .warmup import WarmBucket, WarmupReport, WarmupStep, warm_up, warmup_order
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Signature",
     "SignatureError",
     "Staging",
+    "StoredPrograms",
     "WarmBucket",
     "WarmupError",
     "WarmupReport",

@@ -10,11 +10,14 @@ from typing import Any
 import jax
 
 _UNLIMITED = 1 << 60
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
 
-HOST_SLACK_BYTES = 48 << 20
-"""Freed memory that glibc keeps: 20 to 60 MiB on four models of 100 to 400 MiB, whatever their size.
+HOST_SLACK_BYTES = 40 << 20
+"""Freed memory that glibc keeps: 20 to 75 MiB on three models of 200 to 250 MiB, whatever their size.
 
-Its threshold for giving back rises to 64 MiB as large buffers come and go.
+Its threshold for giving back rises to 64 MiB as large buffers come and go. With the threshold fixed
+(``MALLOC_MMAP_THRESHOLD_=131072`` in the environment) it keeps less than 3 MiB.
 """
 
 
@@ -38,28 +41,35 @@ def host_free_bytes(root: Path = Path("/")) -> int:
     Args:
         root: where ``proc`` and ``sys`` are found.
     """
-    free = _container_free(root / "sys/fs/cgroup")
-    return min(free, _machine_free(root / "proc/meminfo"))
+    groups = root / "sys/fs/cgroup"
+    free = [_machine_free(root / "proc/meminfo"), _free_of(groups / "memory", _VERSION_1)]
+    # Version 2: the own group and those around it, each of which may have a limit.
+    own = groups / _own_group(root / "proc/self/cgroup")
+    free += [_free_of(one, _VERSION_2) for one in (own, *own.parents) if one.is_relative_to(groups)]
+    return min(free)
+
+
+def _own_group(path: Path) -> str:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line[3:].lstrip("/") for line in lines if line.startswith("0::")), "")
 
 
 def _machine_free(meminfo: Path) -> int:
-    if (available := _statistic_kib(meminfo, "MemAvailable")) is not None:
+    if (available := _kib(meminfo, "MemAvailable")) is not None:
         return available
     # No /proc: half of what is built in, since what others hold is unknown.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _container_free(cgroup: Path) -> int:
-    """Limit less use of the control group, version 2 or 1; file pages that can be dropped count as free."""
-    for limit, used, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        most = _number(cgroup / limit)
-        if most is not None and most < _UNLIMITED:
-            droppable = _statistic(cgroup / Path(limit).parent / "memory.stat", cache)
-            return max(0, most - max(0, (_number(cgroup / used) or 0) - droppable))
-    return _UNLIMITED
+def _free_of(group: Path, names: tuple[str, str, str]) -> int:
+    """Limit less use of one control group; file pages that can be dropped count as free."""
+    limit, used = _number(group / names[0]), _number(group / names[1])
+    if limit is None or limit >= _UNLIMITED:
+        return _UNLIMITED
+    return max(0, limit - max(0, (used or 0) - _statistic(group / "memory.stat", names[2])))
 
 
 def _number(path: Path) -> int | None:
@@ -71,12 +81,8 @@ def _number(path: Path) -> int | None:
 
 
 def _statistic(path: Path, name: str) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    found = [line.split() for line in lines if line.startswith(f"{name} ")]
-    return int(found[0][1]) if found and found[0][1].isdecimal() else 0
+    """A number of a list of names and numbers, 0 without it."""
+    return _listed(path, f"{name} ") or 0
 
 
 def peak_bytes(call: Callable[[], Any], proc: Path = Path("/proc/self")) -> int | None:
@@ -95,11 +101,11 @@ def peak_bytes(call: Callable[[], Any], proc: Path = Path("/proc/self")) -> int 
     trim_heap()
     try:
         (proc / "clear_refs").write_text("5")
-        before = _statistic_kib(proc / "status", "VmRSS")
+        before = _kib(proc / "status", "VmRSS")
     except OSError:
         before = None
     jax.block_until_ready(call())
-    after = _statistic_kib(proc / "status", "VmHWM")
+    after = _kib(proc / "status", "VmHWM")
     return None if before is None or after is None else max(0, after - before)
 
 
@@ -111,9 +117,14 @@ def trim_heap() -> None:
         trim(0)
 
 
-def _statistic_kib(path: Path, name: str) -> int | None:
+def _kib(path: Path, name: str) -> int | None:
+    kib = _listed(path, f"{name}:")
+    return None if kib is None else kib * 1024
+
+
+def _listed(path: Path, begin: str) -> int | None:
     try:
-        found = [line.split() for line in path.read_text().splitlines() if line.startswith(f"{name}:")]
+        lines = path.read_text().splitlines()
     except OSError:
         return None
-    return int(found[0][1]) * 1024 if found else None
+    return next((int(line.split()[1]) for line in lines if line.startswith(begin)), None)

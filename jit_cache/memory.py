@@ -106,7 +106,8 @@ def plan_memory(
         staging_bytes: input buffers by bucket, all sets of a bucket together; see `staging_bytes`. On a
             device with memory of its own: the copies of inputs that live there.
         scratch_bytes: what libraries take beside the compiler's scratch, by bucket; see
-            `servax.jit_cache.hlo_scratch.library_scratch`.
+            `servax.jit_cache.device_memory.peak_bytes` (measured) and
+            `servax.jit_cache.hlo_scratch.library_scratch` (an upper estimate).
         outputs_in_flight: batches whose outputs are in memory at once.
         slack_bytes: freed memory that the allocator keeps; on a host with glibc see
             `servax.jit_cache.device_memory.HOST_SLACK_BYTES`.
@@ -117,65 +118,70 @@ def plan_memory(
     Raises:
         MemoryPlanError: if not even the covering bucket fits, naming the shortfall; or if there is none.
     """
-    buckets = sorted(facts_by_bucket)
-    staging = staging_bytes or {}
-    temps = {one: facts_by_bucket[one].temp_bytes + (scratch_bytes or {}).get(one, 0) for one in buckets}
-    worth = {one: 1.0 if values is None else float(values.get(one, 0.0)) for one in buckets}
-
-    def plan(kept: Collection[Bucket]) -> MemoryPlan:
-        facts = [facts_by_bucket[one] for one in kept]
-        dropped = [one for one in buckets if one not in kept]
-        return MemoryPlan(
-            kept=tuple(sorted(kept)),
-            dropped=tuple(sorted(dropped, key=lambda one: worth[one])),
-            budget_bytes=budget_bytes,
-            weights_bytes=weights_bytes,
-            temp_bytes=max(temps[one] for one in kept),
-            outputs_bytes=outputs_in_flight * max(fact.output_bytes for fact in facts),
-            staging_bytes=sum(staging.get(one, 0) for one in kept),
-            code_bytes=sum(fact.code_bytes for fact in facts),
-            slack_bytes=slack_bytes,
+    staging, scratch = staging_bytes or {}, scratch_bytes or {}
+    needs = {
+        bucket: _Need(
+            facts.temp_bytes + scratch.get(bucket, 0),
+            outputs_in_flight * facts.output_bytes,
+            staging.get(bucket, 0),
+            facts.code_bytes,
+            1.0 if values is None else float(values.get(bucket, 0.0)),
         )
-
-    covering = _covering(buckets)
-    _require_fit(plan([covering]), covering)
-    programs = [
-        _Need(
-            one,
-            temps[one],
-            outputs_in_flight * facts_by_bucket[one].output_bytes,
-            staging.get(one, 0) + facts_by_bucket[one].code_bytes,
-            worth[one],
-        )
-        for one in buckets
-    ]
-    kept = _choose(programs, covering, budget_bytes - weights_bytes - slack_bytes)
+        for bucket, facts in sorted(facts_by_bucket.items())
+    }
+    shared = budget_bytes, weights_bytes, slack_bytes
+    covering = _covering(list(needs))
+    _require_fit(_plan([covering], needs, *shared), covering)
+    kept = _choose(needs, covering, budget_bytes - weights_bytes - slack_bytes)
     # The greedy part may stop early: whatever still fits comes back, the most valuable first.
-    for one in sorted(buckets, key=lambda one: -worth[one]):
-        if one not in kept and plan([*kept, one]).free_bytes >= 0:
+    for one in sorted(needs, key=lambda one: -needs[one].worth):
+        if one not in kept and _plan([*kept, one], needs, *shared).free_bytes >= 0:
             kept.append(one)
-    return plan(kept)
+    return _plan(kept, needs, *shared)
 
 
 class _Need(NamedTuple):
-    """What one program adds: shared maxima, bytes of its own, and its worth."""
+    """What one program takes: its part in the two shared maxima, bytes of its own, and its worth."""
 
-    bucket: Bucket
     temp: int
     output: int
-    own: int
+    staging: int
+    code: int
     worth: float
 
+    @property
+    def own(self) -> int:
+        return self.staging + self.code
 
-def _choose(programs: Sequence[_Need], covering: Bucket, room: int) -> list[Bucket]:
+
+def _plan(
+    kept: Collection[Bucket], needs: Mapping[Bucket, _Need], budget: int, weights: int, slack: int
+) -> MemoryPlan:
+    chosen = [needs[one] for one in kept]
+    return MemoryPlan(
+        kept=tuple(sorted(kept)),
+        dropped=tuple(sorted((one for one in needs if one not in kept), key=lambda one: needs[one].worth)),
+        budget_bytes=budget,
+        weights_bytes=weights,
+        temp_bytes=max(need.temp for need in chosen),
+        outputs_bytes=max(need.output for need in chosen),
+        staging_bytes=sum(need.staging for need in chosen),
+        code_bytes=sum(need.code for need in chosen),
+        slack_bytes=slack,
+    )
+
+
+def _choose(needs: Mapping[Bucket, _Need], covering: Bucket, room: int) -> list[Bucket]:
     """The best set over all pairs of limits on scratch and outputs."""
-    keep = next(one for one in programs if one.bucket == covering)
+    keep = needs[covering]
     # Least value for its bytes first, so that a prefix is what to drop.
     order = sorted(
-        (one for one in programs if one.bucket != covering), key=lambda one: one.worth / max(one.own, 1)
+        (one for one in needs if one != covering), key=lambda one: needs[one].worth / max(needs[one].own, 1)
     )
-    temps, outputs, owns = (np.array([one[place] for one in order], np.int64) for place in (1, 2, 3))
-    worths = np.array([one.worth for one in order], np.float64)
+    temps, outputs, owns = (
+        np.array([getattr(needs[one], name) for one in order], np.int64) for name in ("temp", "output", "own")
+    )
+    worths = np.array([needs[one].worth for one in order], np.float64)
     best: tuple[float, int, NDArray[np.bool_]] = (-1.0, 0, np.zeros(len(order), np.bool_))
     for temp in np.unique([keep.temp, *temps[temps > keep.temp]]):
         for output in np.unique([keep.output, *outputs[outputs > keep.output]]):
@@ -189,7 +195,7 @@ def _choose(programs: Sequence[_Need], covering: Bucket, room: int) -> list[Buck
             rank = (float(worths[within].sum()), int(within.sum()))
             if rank > best[:2]:
                 best = (*rank, within)
-    return [covering, *(one.bucket for one, kept in zip(order, best[2], strict=True) if kept)]
+    return [covering, *(one for one, kept in zip(order, best[2], strict=True) if kept)]
 
 
 def _covering(buckets: Sequence[Bucket]) -> Bucket:

@@ -29,6 +29,8 @@ class ProgramFacts:
         output_bytes: bytes of the outputs.
         temp_bytes: scratch memory during a call.
         code_bytes: size of the machine code.
+        source: ``compiled`` here, or ``store`` if it was loaded; then the other facts are of its compile.
+        ready_s: seconds that it took here until the program could run.
     """
 
     compile_s: float
@@ -38,6 +40,8 @@ class ProgramFacts:
     output_bytes: int
     temp_bytes: int
     code_bytes: int
+    source: str = "compiled"
+    ready_s: float = 0.0
 
 
 class Program:
@@ -116,6 +120,15 @@ class Program:
         return outputs
 
 
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An executable and which parameters and inputs it takes; see `Program`."""
+
+    executable: Any
+    used_leaves: Sequence[int]
+    used_inputs: Sequence[str]
+
+
 def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
     """Trace, lower and compile a servable at a bucket.
 
@@ -132,8 +145,22 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
         SignatureError: if the function closes over large arrays, or its outputs cannot be inferred.
     """
     begin = time.perf_counter()
+    built = build(servable, bucket)
+    facts = facts_of(built.executable, time.perf_counter() - begin)
+    return Program(
+        bucket,
+        built.executable,
+        leaves,
+        facts,
+        used_leaves=built.used_leaves,
+        used_inputs=built.used_inputs,
+    )
+
+
+def build(servable: Servable, bucket: Bucket) -> Built:
+    """Trace, lower and compile; raises as `compile_program` does."""
     try:
-        executable, used_leaves, used_inputs = _compile(servable, bucket)
+        return _compile(servable, bucket)
     except JitCacheError:
         raise
     except Exception as error:
@@ -142,11 +169,9 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
             f"model {servable.name!r} must compile at every bucket of its grid; bucket {bucket} failed with "
             f"{type(error).__name__}: {first_line}"
         ) from error
-    facts = _facts(executable, time.perf_counter() - begin)
-    return Program(bucket, executable, leaves, facts, used_leaves=used_leaves, used_inputs=used_inputs)
 
 
-def _compile(servable: Servable, bucket: Bucket) -> tuple[Any, list[int], list[str]]:
+def _compile(servable: Servable, bucket: Bucket) -> Built:
     structure: list[Any] = []
 
     def flat(leaves: Sequence[Any], inputs: Mapping[str, Any]) -> list[Any]:
@@ -170,7 +195,7 @@ def _compile(servable: Servable, bucket: Bucket) -> tuple[Any, list[int], list[s
             [servable.abstract_leaves[index] for index in used_leaves],
             {name: inputs[name] for name in used_inputs},
         )
-    return traced.lower().compile(), used_leaves, used_inputs
+    return Built(traced.lower().compile(), used_leaves, used_inputs)
 
 
 def _refuse_closed_over(servable: Servable, arrays: Sequence[Any]) -> None:
@@ -185,7 +210,8 @@ def _refuse_closed_over(servable: Servable, arrays: Sequence[Any]) -> None:
         )
 
 
-def _facts(executable: Any, compile_s: float) -> ProgramFacts:
+def facts_of(executable: Any, compile_s: float) -> ProgramFacts:
+    """What the compiler says about a fresh executable."""
     # Both analyses are optional on some backends: None, or an empty list.
     cost = executable.cost_analysis() or {}
     if isinstance(cost, list):
@@ -199,4 +225,5 @@ def _facts(executable: Any, compile_s: float) -> ProgramFacts:
         output_bytes=int(getattr(memory, "output_size_in_bytes", 0)),
         temp_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
         code_bytes=int(getattr(memory, "generated_code_size_in_bytes", 0)),
+        ready_s=compile_s,
     )

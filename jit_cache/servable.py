@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 
-from ..bucketing import Grid, Ladder, Scheme, explicit, parse_scheme, powers_of_two
+from ..bucketing import Grid, Ladder, SchemeLike, as_scheme, powers_of_two
 from .errors import SignatureError
 from .infer import infer_outputs
 from .outputs import Outputs
 from .signature import BATCH, Signature
 
 DEFAULT_MAX_ROWS = 32
-SchemeLike = Scheme | str | Sequence[int]
 
 
 class Servable:
@@ -99,6 +98,16 @@ class Servable:
         if not self._has_params:
             return self.apply(**inputs)
         return self.apply(jax.tree.unflatten(self._treedef, leaves), **inputs)
+
+    @property
+    def abstract_params(self) -> Any:
+        """The parameters' tree with shape and dtype in place of each leaf."""
+        return jax.tree.unflatten(self._treedef, self.abstract_leaves)
+
+    @property
+    def declared_outputs(self) -> dict[str, str]:
+        """Output declarations given by the user."""
+        return dict(self._declared_outputs or {})
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -195,20 +204,5 @@ def _make_grid(
         chosen = by_axis.get(axis, common if axis != BATCH else None)
         if chosen is None:
             chosen = powers_of_two(1 if axis == BATCH else 8)
-        ladders[axis] = _scheme(chosen).ladder(limits[axis])
+        ladders[axis] = as_scheme(chosen).ladder(limits[axis])
     return Grid.product(ladders, max_elements=max_elements)
-
-
-def _scheme(chosen: SchemeLike) -> Scheme:
-    if isinstance(chosen, str):
-        return parse_scheme(chosen)
-    known: Any = chosen
-    if hasattr(known, "ladder"):
-        scheme: Scheme = known
-        return scheme
-    if not isinstance(known, Iterable):
-        raise SignatureError(
-            f"a scheme is an object of servax.bucketing, its text form or a list of sizes; got {chosen!r}: "
-            f"write for example 'powers_of_two:16' or [16, 64, 256]"
-        )
-    return explicit(known)

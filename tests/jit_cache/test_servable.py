@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from servax.bucketing import CoverageError, Grid, powers_of_two
+from servax.bucketing import BucketingError, CoverageError, Grid, powers_of_two
 from servax.jit_cache import Servable, SignatureError, from_nnx
 
 X = {"x": "float32[length]"}
@@ -98,8 +98,6 @@ def test_a_leaf_that_is_no_number_is_refused_by_name(params, where):
         ({"limits": {"length": 1.5}}, "whole number from 1 up; axis 'length' has 1.5"),
         ({"limits": {"length": True}}, "whole number from 1 up; axis 'length' has True"),
         ({"scheme": {"width": "exact"}}, r"schemes are for the axes.*got \['width'\]"),
-        ({"scheme": 8}, "a scheme is an object of servax.bucketing, its text form or a list.*got 8"),
-        ({"scheme": {"length": None, "batch": 3.5}}, "a scheme is an object.*got 3.5"),
         ({"grid": Grid.parse("1x32", ("batch", "width"))}, r"limits are for the axes|a grid has the axes"),
         ({"grid": Grid.parse("1x32", ("batch", "length")), "scheme": "single"}, "got both: drop one"),
         ({"grid": Grid.parse("1x32", ("batch", "length")), "max_elements": 8}, "got both: drop one"),
@@ -233,3 +231,9 @@ def test_from_nnx_takes_modules_only(thing):
 def test_from_nnx_checks_the_call(module):
     with pytest.raises(SignatureError, match=r"\['picture'\]; .*Small.__call__ does not take that"):
         from_nnx(module, inputs={"picture": "uint8[height, width, 3]"}, limits={"height": 16, "width": 16})
+
+
+@pytest.mark.parametrize(("scheme", "got"), [(8, "got 8"), ({"length": None, "batch": 3.5}, "got 3.5")])
+def test_what_is_no_scheme_is_refused(scheme: Any, got: str) -> None:
+    with pytest.raises(BucketingError, match=f"A scheme is an object.*{got}"):
+        servax.Servable(lambda ids: ids, inputs={"ids": "int32[length]"}, limits={"length": 8}, scheme=scheme)
