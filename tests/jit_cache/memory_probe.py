@@ -28,7 +28,11 @@ def minilm() -> Model:
     model = load("minilm")
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), model.params)
     servable = Servable(
-        model.apply, shapes, inputs=model.inputs, limits={**model.limits, "batch": 16}, scheme="powers_of_two:64"
+        model.apply,
+        shapes,
+        inputs=model.inputs,
+        limits={**model.limits, "batch": 16},
+        scheme="powers_of_two:64",
     )
     return servable, lambda: load("minilm").params, [(1, 64), (16, 256)]
 
@@ -58,7 +62,9 @@ def convolutions() -> Model:
         for kernel in kernels:
             x = jnp.where(mask[..., None], x, F32(0))
             numbers = ("NHWC", "HWIO", "NHWC")
-            x = jax.nn.relu(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers))
+            x = jax.nn.relu(
+                jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers)
+            )
         return jnp.where(mask[..., None], x, F32(0)).sum((1, 2))
 
     servable = Servable(

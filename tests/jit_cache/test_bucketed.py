@@ -101,7 +101,7 @@ def test_inside_grad_it_is_the_plain_function() -> None:
 
 def test_bad_input_is_refused() -> None:
     function = make()
-    with pytest.raises(ItemTooLarge, match="'batch' is limited to 8.*has 9"):
+    with pytest.raises(ItemTooLarge, match=r"'batch' is limited to 8.*has 9"):
         function(FLOAT(1), np.ones((9, 3), FLOAT), np.zeros(9, np.int32))
     with pytest.raises(InputError, match=r"'ids' has dims \['batch', 'length'\]; got shape \[3\]"):
         function(FLOAT(1), np.ones(3, FLOAT), np.zeros(3, np.int32))

@@ -234,6 +234,6 @@ def test_from_nnx_checks_the_call(module):
 
 
 @pytest.mark.parametrize(("scheme", "got"), [(8, "got 8"), ({"length": None, "batch": 3.5}, "got 3.5")])
-def test_what_is_no_scheme_is_refused(scheme: Any, got: str) -> None:
-    with pytest.raises(BucketingError, match=f"A scheme is an object.*{got}"):
-        servax.Servable(lambda ids: ids, inputs={"ids": "int32[length]"}, limits={"length": 8}, scheme=scheme)
+def test_what_is_no_scheme_is_refused(scheme: object, got: str) -> None:
+    with pytest.raises(BucketingError, match=rf"A scheme is an object.*{got}"):
+        Servable(lambda ids: ids, inputs={"ids": "int32[length]"}, limits={"length": 8}, scheme=scheme)
