@@ -33,7 +33,9 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def await_ready(process: subprocess.Popen[bytes], url: str, log: Path, limit_s: float = 240) -> list[tuple[int, int]]:
+def await_ready(
+    process: subprocess.Popen[bytes], url: str, log: Path, limit_s: float = 240
+) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     give_up = time.monotonic() + limit_s
     while time.monotonic() < give_up:
@@ -58,7 +60,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log = tmp_path_factory.mktemp("serve") / "log"
     command = [sys.executable, "-m", "servax.server.cli", "serve", "minilm", "--port", str(port)]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"})
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"}
+        )
     try:
         seen = await_ready(process, url, log)
         yield Served(url, process, log, seen)

@@ -38,7 +38,9 @@ def test_W3_live_before_ready(served: Any) -> None:
 def test_golden_texts_alone_and_together(served: Any) -> None:
     texts, expected = golden()
     together = vectors(embed(served, {"input": [one["text"] for one in texts], "truncate": True}))
-    alone = np.concatenate([vectors(embed(served, {"input": one["text"], "truncate": True})) for one in texts])
+    alone = np.concatenate(
+        [vectors(embed(served, {"input": one["text"], "truncate": True})) for one in texts]
+    )
     for got in (together, alone):
         assert np.abs(got - expected).max() <= 1e-5
         assert (got * expected).sum(1).min() >= 0.99999
