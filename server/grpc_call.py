@@ -50,18 +50,19 @@ class GrpcCall:
         Raises:
             DeadlineExceeded: nothing is left.
         """
-        left_s = self.context.time_remaining()
+        left_s: float | None = self.context.time_remaining()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded(
                 f"A request needs time left when its input is read, got {self.allowed_s:.3f} s in all; "
                 "allow more time."
             )
-        limits = [limit for limit in (left_s, timeout_us / 1e6 if timeout_us else None) if limit is not None]
-        return min(limits, default=None)
+        if not timeout_us:
+            return left_s
+        return timeout_us / 1e6 if left_s is None else min(left_s, timeout_us / 1e6)
 
     def expired(self) -> bool:
         """Whether the client saw its deadline pass, rather than cancelled."""
-        left_s = self.context.time_remaining()
+        left_s: float | None = self.context.time_remaining()
         return left_s is not None and left_s <= max(_LATE_S, _LATE_SHARE * (self.allowed_s or 0.0))
 
 
@@ -155,8 +156,9 @@ def _retry_s(error: ServerError, retry_after_s: float) -> float | None:
 
 
 def fitting(message: str) -> str:
-    """The message, cut where it is longer than what HTTP/2 trailers may hold."""
+    """The message, with its middle left out where it is longer than what HTTP/2 trailers may hold."""
     encoded = message.encode("utf-8", "replace")
     if len(encoded) <= _MESSAGE_BYTES:
         return encoded.decode("utf-8")
-    return encoded[:_MESSAGE_BYTES].decode("utf-8", "ignore") + "..."
+    rule, remedy = encoded[: 3 * _MESSAGE_BYTES // 4], encoded[-_MESSAGE_BYTES // 4 :]
+    return f"{rule.decode('utf-8', 'ignore')} [...] {remedy.decode('utf-8', 'ignore')}"

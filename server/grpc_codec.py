@@ -3,9 +3,10 @@
 What a tensor may be, and the words of each refusal, are those of REST (`servax.server.encode`).
 """
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,17 @@ from .errors import BadRequest, BadTensor
 from .grpc_messages import MESSAGES
 from .kserve_codec import Tensor
 from .kserve_schema import ModelMetadata, Parameters, RequestedOutput
+from .seam import ModelHandle
 
 _REQUEST_PARAMETERS = ("priority", "timeout", "truncate", "truncate_side")
 _InferRequest = MESSAGES["ModelInferRequest"]
 _InferResponse = MESSAGES["ModelInferResponse"]
+_Parameter = MESSAGES["InferParameter"]
 _MetadataResponse = MESSAGES["ModelMetadataResponse"]
 
 # Datatype -> its field of typed values. The protocol has none for 16-bit floats: like JSON numbers, they
 # are taken as wider floats and rounded.
-_FIELDS = {
+FIELDS = {
     "BOOL": "bool_contents",
     **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
     **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
@@ -76,8 +79,11 @@ def decode(request: Any) -> GrpcInputs:
         BadRequest: an unknown parameter, or one without a value.
         BadTensor: an input's datatype, shape, values or byte count is wrong, or it has typed and raw values.
     """
-    parameters = read_parameters(request.parameters)
-    check_parameters(parameters, "request", _REQUEST_PARAMETERS)
+    parameters: Parameters = {}
+    # Each look into a protobuf message makes a Python object: one for each field at most.
+    if found := request.parameters:
+        parameters = read_parameters(found)
+        check_parameters(parameters, "request", _REQUEST_PARAMETERS)
     inputs, raws = request.inputs, request.raw_input_contents
     if raws and len(raws) != len(inputs):
         raise BadTensor(
@@ -86,16 +92,19 @@ def decode(request: Any) -> GrpcInputs:
         )
     tensors: dict[str, Tensor] = {}
     shapes: dict[str, list[int]] = {}
-    for tensor, raw in zip(inputs, raws or [None] * len(inputs), strict=True):
-        name, shape = tensor.name, list(tensor.shape)
+    for tensor, raw in zip(inputs, raws or repeat(None), strict=False):
+        name, shape, datatype = tensor.name, tensor.shape[:], tensor.datatype
         if name in tensors:
             raise BadTensor(f"An input is sent once, got {name!r} twice; leave one out.")
-        check_parameters(read_parameters(tensor.parameters), "input", ())
-        _check_declared(name, shape, tensor.datatype)
+        if found := tensor.parameters:
+            check_parameters(read_parameters(found), "input", ())
+        if datatype not in FIELDS or (shape and min(shape) < 0):
+            raise _misdeclared(name, shape, datatype)
         contents = tensor.contents if tensor.HasField("contents") else None
-        tensors[name] = _values(name, shape, tensor.datatype, contents, raw)
+        tensors[name] = _values(name, shape, datatype, contents, raw)
         shapes[name] = shape
-    return GrpcInputs(parameters, _requested(request.outputs), tensors, shapes)
+    asked = request.outputs
+    return GrpcInputs(parameters, _requested(asked) if asked else None, tensors, shapes)
 
 
 def read_parameters(found: Mapping[str, Any]) -> Parameters:
@@ -117,41 +126,41 @@ def check_parameters(parameters: Parameters, where: str, known: Sequence[str]) -
         raise BadRequest(f"Parameters of a {where} are {names}, got {unknown[0]!r}; drop it.")
 
 
-def _requested(outputs: Iterable[Any]) -> list[RequestedOutput] | None:
+def _requested(outputs: Iterable[Any]) -> list[RequestedOutput]:
     asked = []
     for output in outputs:
         check_parameters(read_parameters(output.parameters), "output", ())
         asked.append(RequestedOutput(output.name))
-    return asked or None
+    return asked
 
 
-def _check_declared(name: str, shape: list[int], datatype: str) -> None:
+def _misdeclared(name: str, shape: list[int], datatype: str) -> BadTensor:
     if min(shape, default=0) < 0:
-        raise BadTensor(f"Sizes of input {name!r} are 0 or more, got {shape}; correct the shape.")
-    if datatype not in _FIELDS:
-        known = ", ".join([*DATATYPES, "BYTES"])
-        raise BadTensor(f"The datatype of input {name!r} is one of {known}, got {datatype!r}; convert it.")
+        return BadTensor(f"Sizes of input {name!r} are 0 or more, got {shape}; correct the shape.")
+    known = ", ".join([*DATATYPES, "BYTES"])
+    return BadTensor(f"The datatype of input {name!r} is one of {known}, got {datatype!r}; convert it.")
 
 
 def _values(name: str, shape: list[int], datatype: str, contents: Any, raw: bytes | None) -> Tensor:
-    filled = [] if contents is None else [field.name for field, _ in contents.ListFields()]
-    if raw is not None:
-        if filled:
-            raise BadTensor(f"Input {name!r} has contents or raw_input_contents, got both; send one.")
-    elif not filled and math.prod(shape):
+    filled = [field.name for field, _ in contents.ListFields()] if contents is not None else ()
+    data: bytes | memoryview = b"" if raw is None else raw
+    if filled and raw is not None:
+        raise BadTensor(f"Input {name!r} has contents or raw_input_contents, got both; send one.")
+    if filled:
+        data = _typed(name, datatype, filled, contents)
+    elif raw is None and 0 not in shape:
         raise BadTensor(f"Input {name!r} needs contents or raw_input_contents, got neither; send one.")
-    else:
-        field = _FIELDS[datatype]
-        if filled not in ([], [field]):
-            raise BadTensor(
-                f"Values of {datatype} input {name!r} go into {field}, got {', '.join(filled)}; send {field}."
-            )
-        raw = _typed(name, datatype, field, contents) if filled else b""
-    return strings_from_bytes(raw, shape, name) if datatype == "BYTES" else from_bytes(raw, datatype, shape, name)
+    if datatype == "BYTES":
+        return strings_from_bytes(data, shape, name)
+    return from_bytes(data, datatype, shape, name)
 
 
-def _typed(name: str, datatype: str, field: str, contents: Any) -> bytes | memoryview:
+def _typed(name: str, datatype: str, filled: Sequence[str], contents: Any) -> bytes | memoryview:
     """The raw form of typed values, so that one code path checks counts and shapes."""
+    field = FIELDS[datatype]
+    if list(filled) != [field]:
+        got = ", ".join(filled)
+        raise BadTensor(f"Values of {datatype} input {name!r} go into {field}, got {got}; send {field}.")
     values = getattr(contents, field)
     if field == "bytes_contents":
         return b"".join([part for item in values for part in (len(item).to_bytes(4, "little"), item)])
@@ -189,25 +198,63 @@ def _narrowed(wide: np.ndarray, dtype: np.dtype[Any], datatype: str, name: str) 
 
 
 def encode(
-    head: Mapping[str, str], outputs: Mapping[str, np.ndarray], wanted: Iterable[str], cuts: str | None
+    model: ModelHandle,
+    request_id: str,
+    outputs: Mapping[str, np.ndarray],
+    wanted: Iterable[str],
+    cuts: str | None,
 ) -> bytes:
     """Writes a `ModelInferResponse`; values go raw.
 
+    Answers of one shape differ in id and values only, so the rest is written once, and those are appended:
+    fields of a protobuf message may stand in any order.
+
     Args:
-        head: model_name, model_version and id.
+        model: that answered.
+        request_id: echoed; may be empty.
         outputs: arrays with their leading row dimension, by name.
         wanted: the outputs to send, in this order.
         cuts: the parameter `truncated`, where inputs were cut.
     """
-    answer = _InferResponse(**head)
+    arrays = [(name, outputs[name]) for name in wanted]
+    described = tuple([(name, array.dtype, array.shape) for name, array in arrays])
+    parts = [_head(model.name, model.version, described)]
+    if request_id:
+        coded = request_id.encode()
+        parts += (_ID_TAG, _varint(len(coded)), coded)
     if cuts is not None:
-        answer.parameters["truncated"].string_param = cuts
-    for name in wanted:
-        array = outputs[name]
-        answer.outputs.add(name=name, datatype=datatype_of(array.dtype), shape=array.shape)
-        answer.raw_output_contents.append(array.tobytes())
+        parts.append(
+            _InferResponse(parameters={"truncated": _Parameter(string_param=cuts)}).SerializeToString()
+        )
+    for _, array in arrays:
+        parts += (_RAW_TAG, _varint(array.nbytes), array.tobytes())
+    return b"".join(parts)
+
+
+@lru_cache(1024)
+def _head(
+    name: str, version: str, described: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...]
+) -> bytes:
+    answer = _InferResponse(model_name=name, model_version=version)
+    for output, dtype, shape in described:
+        answer.outputs.add(name=output, datatype=datatype_of(dtype), shape=shape)
     encoded: bytes = answer.SerializeToString()
     return encoded
+
+
+def _tag(field: str) -> bytes:
+    """Of a field of the answer that is length-delimited (wire type 2) and has a number below 16."""
+    return bytes([_InferResponse.DESCRIPTOR.fields_by_name[field].number << 3 | 2])
+
+
+_ID_TAG, _RAW_TAG = _tag("id"), _tag("raw_output_contents")
+
+
+def _varint(value: int) -> bytes:
+    """Base 128, least significant group first, each group but the last marked by its high bit."""
+    if value < 128:
+        return bytes((value,))
+    return bytes((value & 127 | 128,)) + _varint(value >> 7)
 
 
 def encode_metadata(metadata: ModelMetadata) -> bytes:

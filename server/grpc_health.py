@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from .errors import ServerError
 from .grpc_messages import SERVICE
@@ -15,7 +15,7 @@ _Status = health_pb2.HealthCheckResponse
 _OF_SERVER = frozenset({"", SERVICE})
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health:
     """Answers for `""` and the inference service as the server, and for a model's name as that model.
 
     Args:
@@ -39,16 +39,19 @@ class Health(health_pb2_grpc.HealthServicer):
         return _Status(status=status)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        """The status now and at each change.
+        """The status now and at each change; the stream ends when the engine drains, so as not to hold it up.
 
         The seam has no event for readiness, so this looks again at an interval, only while somebody watches.
         """
         last = None
         while True:
+            draining = self._engine.draining
             status = self._status(request.service)
             if status != last:
                 last = status
                 yield _Status(status=status)
+            if draining:
+                return
             await asyncio.sleep(self._watch_s)
 
     def _status(self, service: str) -> int:

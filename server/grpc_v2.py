@@ -1,18 +1,19 @@
 """Open Inference Protocol v2 over gRPC: the service, and the server that carries it."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from pydantic import BaseModel, ConfigDict, Field
 
 from .. import _version
 from .asgi import find_listed
 from .encode import dumps
 from .errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
-from .grpc_call import GrpcCall, Handler, Method
+from .grpc_call import GrpcCall, Method
 from .grpc_codec import GrpcInputs, decode, encode, encode_metadata, parse
 from .grpc_health import Health
 from .grpc_messages import MESSAGES, POOL, SERVICE
@@ -37,14 +38,16 @@ class GrpcConfig(BaseModel):
     """Limits of the gRPC front.
 
     Attributes:
-        max_message_bytes: a larger request is refused with RESOURCE_EXHAUSTED.
+        max_message_bytes: a larger request is refused with RESOURCE_EXHAUSTED, unpacked if it came
+            compressed. One of more than twice that is refused by gRPC itself, before it is in memory; our
+            metrics and details do not see that one.
         retry_after_s: seconds of advice to retry while the server is starting or draining.
         health_watch_s: seconds between two looks at readiness for a client that watches health.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_message_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 31)
+    max_message_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 30)
     retry_after_s: float = Field(default=2.0, gt=0)
     health_watch_s: float = Field(default=0.5, gt=0)
 
@@ -65,13 +68,12 @@ def create_grpc_server(
         config: limits of the front.
 
     Returns:
-        A server without a port: `bind` it, `await server.start()`, and `await server.stop(grace_s)` at
-        the end, after the engine is closed, so that health is told until then.
+        A server without a port; `listening` opens one and runs it.
     """
     config = config or GrpcConfig()
     service = Service(engine, {} if texts is None else texts, metrics or Metrics(), config)
     options = [
-        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_receive_message_length", 2 * config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
         # Else a second server binds the same port in silence, and gets some of the connections.
         ("grpc.so_reuseport", 0),
@@ -99,6 +101,32 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
         ) from error
 
 
+@contextlib.asynccontextmanager
+async def listening(
+    server: grpc.aio.Server, host: str, port: int, grace_s: float = 5.0
+) -> AsyncIterator[int]:
+    """Runs a server while the block lasts; close the engine inside, so that health is told until then.
+
+    Args:
+        server: from `create_grpc_server`.
+        host: address to listen on.
+        port: TCP port; 0 lets the system choose.
+        grace_s: seconds that calls get to end once the block has ended; those left are cancelled.
+
+    Yields:
+        The port.
+
+    Raises:
+        ConfigError: the address is taken or not ours.
+    """
+    try:
+        opened = bind(server, host, port)
+        await server.start()
+        yield opened
+    finally:
+        await server.stop(grace_s)
+
+
 def _reflected() -> Any:
     """The pool that reflection answers from: ours, and the two standard services beside it."""
     for standard in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
@@ -116,3 +144,108 @@ class Service:
         self._texts = texts
         self._metrics = metrics
         self._config = config
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What gRPC calls, by method name."""
+        counted = Method(self._infer, self._engine, self._config.retry_after_s, self._metrics)
+        methods: dict[str, Method] = {"ModelInfer": counted}
+        for name, handler in {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelReady": self._model_ready,
+            "ModelMetadata": self._model_metadata,
+        }.items():
+            methods[name] = Method(handler, self._engine, self._config.retry_after_s)
+        # Without a deserializer the handler gets bytes: so malformed ones are refused and counted by us.
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {name: grpc.unary_unary_rpc_method_handler(method.__call__) for name, method in methods.items()},
+        )
+
+    async def _infer(self, raw: bytes, call: GrpcCall) -> bytes:
+        if len(raw) > self._config.max_message_bytes:
+            raise PayloadTooLarge(
+                f"A request has at most {self._config.max_message_bytes} bytes, got {len(raw)}; split it."
+            )
+        request = parse("ModelInferRequest", raw)
+        call.request_id = request.id
+        inputs = decode(request)
+        model = find_model(self._engine, request.model_name, request.model_version or None)
+        call.model = model.name
+        wanted = wanted_outputs(model, inputs.outputs, True)
+        rows, cuts = await rows_of(model, self._texts.get(model.name), inputs)
+        self._metrics.cut(model.name, len(cuts))
+        timeout_us = whole(inputs.parameters, "timeout")
+        priority = whole(inputs.parameters, "priority")
+        timeout_s = call.timeout_s(timeout_us)
+        answers = await model.submit(rows, priority=priority, timeout_s=timeout_s) if rows else []
+        listed = [{"index": cut.at, "from": cut.before, "to": cut.after} for cut in cuts]
+        return encode(
+            model,
+            request.id,
+            join(model, answers, len(rows)),
+            wanted,
+            dumps(listed).decode() if cuts else None,
+        )
+
+    async def _server_live(self, raw: bytes, call: GrpcCall) -> bytes:
+        parse("ServerLiveRequest", raw)
+        return _encoded("ServerLiveResponse", live=self._engine.live)
+
+    async def _server_ready(self, raw: bytes, call: GrpcCall) -> bytes:
+        parse("ServerReadyRequest", raw)
+        return _encoded("ServerReadyResponse", ready=self._engine.ready and not self._engine.draining)
+
+    async def _server_metadata(self, raw: bytes, call: GrpcCall) -> bytes:
+        parse("ServerMetadataRequest", raw)
+        return _encoded(
+            "ServerMetadataResponse",
+            name="servax",
+            version=_version.__version__,
+            extensions=["binary_tensor_data"],
+        )
+
+    async def _model_ready(self, raw: bytes, call: GrpcCall) -> bytes:
+        request = parse("ModelReadyRequest", raw)
+        try:
+            find_model(self._engine, request.name, request.version or None)
+        except UnknownModel:
+            raise
+        except ServerError:
+            return _encoded("ModelReadyResponse", ready=False)
+        return _encoded("ModelReadyResponse", ready=True)
+
+    async def _model_metadata(self, raw: bytes, call: GrpcCall) -> bytes:
+        request = parse("ModelMetadataRequest", raw)
+        name = find_listed(self._engine, request.name, request.version or None)
+        return encode_metadata(model_metadata(self._engine.models[name], name in self._texts))
+
+
+def _encoded(message: str, /, **fields: Any) -> bytes:
+    encoded: bytes = MESSAGES[message](**fields).SerializeToString()
+    return encoded
+
+
+async def rows_of(model: ModelHandle, front: Embedder | None, inputs: GrpcInputs) -> tuple[Rows, list[Cut]]:
+    """The rows that a request holds, texts tokenized and what is too long cut where the caller asked.
+
+    Raises:
+        BadRequest, BadTensor, TooLong, TooManyRows: as over REST.
+    """
+    truncate, side = truncation(inputs.parameters, front)
+    text = inputs.tensors.get(TEXT)
+    if front is not None and isinstance(text, list) and len(inputs.tensors) == 1:
+        check_text_shape(inputs.shapes[TEXT])
+        check_row_count(model, len(text))
+        prepared = await front.prepare(text, truncate=truncate, truncate_side=side)
+        return [{front.input_name: ids} for ids in prepared.ids], prepared.cuts
+    rows = split(model, inputs.tensors, front is not None)
+    if front is None or not rows:
+        return rows, []
+    prepared = await front.prepare(
+        [row[front.input_name] for row in rows], truncate=truncate, truncate_side=side
+    )
+    for row, ids in zip(rows, prepared.ids, strict=True):
+        row[front.input_name] = ids
+    return rows, prepared.cuts
