@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..bucketing import Bucket
-from .errors import CompileError, InputError
+from .errors import CompileError, InputError, OutputError
 from .safety_cases import Bench, Filler, Item, Ran
 from .safety_compare import compare, is_finite, is_nan
 from .safety_report import AxisSafety, Finding
@@ -72,7 +72,7 @@ class Probes:
         """Run full rows at exact sizes; where those do not compile, take rungs for exact sizes."""
         try:
             self.bench.program(self.bucket(self.rows))
-        except CompileError:
+        except (CompileError, OutputError):
             for axis in self.grid.item_axes:
                 rungs = self.grid.rungs(axis)
                 self.exact[axis] = min(self.padded[axis], rungs[0])
@@ -92,7 +92,7 @@ class Probes:
         """One row at exact size, or the fewest rows that compile."""
         try:
             self.bench.program(self.bucket(1))
-        except CompileError:
+        except (CompileError, OutputError):
             return self.bucket(self.grid.rungs(BATCH)[0])
         return self.bucket(1)
 
