@@ -13,6 +13,7 @@ from .errors import (
     OutputError,
     SealedError,
     SignatureError,
+    StoreError,
     WarmupError,
 )
 from .infer import infer_outputs
@@ -52,6 +53,7 @@ __all__ = [
     "Signature",
     "SignatureError",
     "Staging",
+    "StoreError",
     "StoredPrograms",
     "WarmBucket",
     "WarmupError",

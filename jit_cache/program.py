@@ -31,6 +31,7 @@ class ProgramFacts:
         code_bytes: size of the machine code.
         source: ``compiled`` here, or ``store`` if it was loaded; then the other facts are of its compile.
         ready_s: seconds that it took here until the program could run.
+        run_s: seconds of one run, if known from an earlier start.
     """
 
     compile_s: float
@@ -42,6 +43,7 @@ class ProgramFacts:
     code_bytes: int
     source: str = "compiled"
     ready_s: float = 0.0
+    run_s: float | None = None
 
 
 class Program:

@@ -12,7 +12,7 @@ from ..bucketing import Bucket
 from .errors import FingerprintError
 from .program import Built, Program, ProgramFacts, build, compile_program, facts_of
 from .servable import Servable
-from .store import Fingerprint, Fingerprinter, Store, load_or_compile
+from .store import STORE, Fingerprint, Fingerprinter, Store, load_or_compile
 
 _log = logging.getLogger(__name__)
 _USED_LEAVES, _USED_INPUTS = "used_leaves", "used_inputs"
@@ -30,20 +30,33 @@ class StoredPrograms:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._makers: WeakKeyDictionary[Servable, Fingerprinter | None] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[Servable, dict[Bucket, Fingerprint]] = WeakKeyDictionary()
 
     def fingerprint(self, servable: Servable, bucket: Bucket) -> Fingerprint | None:
-        """The key of a program; None if the servable's code cannot be described."""
-        if servable not in self._makers:
-            self._makers[servable] = self._maker(servable)
-        maker = self._makers[servable]
+        """The key of a program; None if the servable's code cannot be described.
+
+        Made for the whole grid at the first call, which belongs in the compile thread: settings of JAX are
+        read then.
+        """
+        keys = self._keys.get(servable)
+        if keys is None or (keys and bucket not in keys):
+            keys = self._keys[servable] = self._make_keys(servable, {bucket, *servable.grid})
+            # Or storing the last programs of a grid would evict its first.
+            self.store.pin(keys.values())
+        return keys.get(bucket)
+
+    def _make_keys(self, servable: Servable, buckets: Iterable[Bucket]) -> dict[Bucket, Fingerprint]:
+        maker = self._maker(servable)
         if maker is None:
-            return None
-        return maker.at(
-            servable.signature.abstract_at(bucket),
-            bucket=dict(zip(bucket.axes, bucket.sizes, strict=True)),
-            outputs=servable.declared_outputs,
-        )
+            return {}
+        return {
+            bucket: maker.at(
+                servable.signature.abstract_at(bucket),
+                bucket=dict(zip(bucket.axes, bucket.sizes, strict=True)),
+                outputs=servable.declared_outputs,
+            )
+            for bucket in buckets
+        }
 
     def _maker(self, servable: Servable) -> Fingerprinter | None:
         try:
@@ -51,11 +64,6 @@ class StoredPrograms:
         except FingerprintError as error:
             _log.warning("model %r is compiled at every start, its code has no key: %s", servable.name, error)
             return None
-
-    def pin(self, servable: Servable, buckets: Iterable[Bucket]) -> None:
-        """Say which programs are needed, so that none of them is evicted while others are stored."""
-        keys = [self.fingerprint(servable, bucket) for bucket in buckets]
-        self.store.pin([key for key in keys if key is not None])
 
     def __call__(self, servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
         """Load or compile a program.
@@ -75,7 +83,7 @@ class StoredPrograms:
         def facts(executable: Any) -> Mapping[str, Any]:
             kept = asdict(facts_of(executable, 0.0))
             # The store times the compile itself; where a program came from is no fact about it.
-            for name in ("compile_s", "source", "ready_s"):
+            for name in ("compile_s", "source", "ready_s", "run_s"):
                 del kept[name]
             return kept | {
                 _USED_LEAVES: list(built[-1].used_leaves),
@@ -83,23 +91,30 @@ class StoredPrograms:
             }
 
         loaded = load_or_compile(self.store, key, compile_now, facts_of=facts)
-        return _program(bucket, leaves, loaded.executable, loaded.facts, loaded.source, loaded.seconds)
+        known = {
+            name: loaded.facts[name] for name in ProgramFacts.__dataclass_fields__ if name in loaded.facts
+        }
+        return Program(
+            bucket,
+            loaded.executable,
+            leaves,
+            replace(
+                ProgramFacts(**known),
+                source=loaded.source,
+                ready_s=loaded.seconds,
+                # A fresh executable is measured afresh, whatever one like it took before.
+                run_s=self.store.timings.get(key.digest) if loaded.source == STORE else None,
+            ),
+            used_leaves=loaded.facts[_USED_LEAVES],
+            used_inputs=loaded.facts[_USED_INPUTS],
+        )
 
+    def measured(self, servable: Servable, bucket: Bucket, run_s: float) -> None:
+        """Remember how long a program runs, for starts to come; `save` writes it down."""
+        key = self.fingerprint(servable, bucket)
+        if key is not None:
+            self.store.timings.set(key.digest, run_s)
 
-def _program(
-    bucket: Bucket,
-    leaves: Sequence[jax.Array],
-    executable: Any,
-    facts: Mapping[str, Any],
-    source: str,
-    ready_s: float,
-) -> Program:
-    known = {name: facts[name] for name in ProgramFacts.__dataclass_fields__ if name in facts}
-    return Program(
-        bucket,
-        executable,
-        leaves,
-        replace(ProgramFacts(**known), source=source, ready_s=ready_s),
-        used_leaves=facts[_USED_LEAVES],
-        used_inputs=facts[_USED_INPUTS],
-    )
+    def save(self) -> None:
+        """Write down what was measured; at the end of a warm-up, from any thread."""
+        self.store.save_timings()

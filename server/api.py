@@ -16,7 +16,7 @@ from .clock import Clock, MonotonicClock
 from .device import BatchRecord, DeviceLoop
 from .dispatcher import Dispatcher
 from .errors import Closed, ConfigError, Unavailable, UnknownModel
-from .model import Compile, Model
+from .model import Compile, Model, Shared
 from .request import DEFAULT_PRIORITY
 from .sinks import Sinks
 from .warming import OnProgress, WarmUp
@@ -72,33 +72,26 @@ class Server:
         names = [servable.name for servable in servables]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"a server needs models with distinct names; got {names}")
-        if ready_when not in ("grid", "coverage"):
-            raise ConfigError(f"ready_when is 'grid' or 'coverage'; got {ready_when!r}")
         limits = queue if queue is not None else QueueLimits()
-        if max_request_rows < 1 or max_request_rows > limits.rows:
+        if max_request_rows > limits.rows:
             raise ConfigError(
-                f"max_request_rows is from 1 to the {limits.rows} rows that the queue holds; got "
-                f"{max_request_rows}"
+                f"max_request_rows is at most the {limits.rows} rows of the queue; got {max_request_rows}"
             )
         self._clock = clock if clock is not None else MonotonicClock()
         self._compiler = CompileService()
         self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s)
-        sinks = Sinks()
-        made = [
-            Model(
-                servable,
-                dispatcher=self._dispatcher,
-                compiler=self._compiler,
-                clock=self._clock,
-                sinks=sinks,
-                policy=Policy(max_wait_s=max_wait_s),
-                max_request_rows=max_request_rows,
-                timeout_s=timeout_s,
-                ready_when=ready_when,
-                compile_program=compile_program,
-            )
-            for servable in servables
-        ]
+        shared = Shared(
+            dispatcher=self._dispatcher,
+            compiler=self._compiler,
+            clock=self._clock,
+            sinks=Sinks(),
+            policy=Policy(max_wait_s=max_wait_s),
+            max_request_rows=max_request_rows,
+            timeout_s=timeout_s,
+            ready_when=ready_when,
+            compile_program=compile_program,
+        )
+        made = [Model(servable, shared) for servable in servables]
         self.models: Mapping[str, Model] = MappingProxyType({model.name: model for model in made})
         if depth is None:
             depth = 1 if jax.default_backend() == "cpu" else 2
@@ -137,7 +130,7 @@ class Server:
         """
         if self._state == "new":
             raise Closed("a server is started before it gets ready; this one is new: call start()")
-        if not self._warmup.wait(lambda: self.ready, timeout_s):
+        if not self._warmup.wait(lambda: self.ready and self._warmup.settled, timeout_s):
             failure = self._device.failure
             if failure is not None:
                 raise Unavailable(

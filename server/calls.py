@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from .door import Rows
 from .errors import BadTensor, Overloaded, PayloadTooLarge, TooManyRows
-from .model import Model, Rows
+from .model import Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,7 @@ class Call:
         outputs = self.model.servable.outputs
         if self.single:
             return jax.tree.unflatten(outputs.treedef, results[0])
-        if results:
-            leaves = [np.stack(column) for column in zip(*results, strict=True)]
-        else:
-            leaves = self._empty()
+        leaves = [np.stack(column) for column in zip(*results, strict=True)] if results else self._empty()
         return jax.tree.unflatten(outputs.treedef, leaves)
 
     def _empty(self) -> list[np.ndarray]:

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from .. import _version
+from .cli_fit import fit
+from .cli_inspect import check, inspect
 from .config import ServeConfig
 from .errors import ConfigError, ServerError
 
@@ -37,6 +39,11 @@ MaxBatch = Annotated[int | None, typer.Option(min=1, help="Rows of the largest b
 MaxLength = Annotated[int | None, typer.Option(min=1, help="Limit in tokens. [default: the model's own]")]
 Scheme = Annotated[str | None, typer.Option(help="Ladder of the varying axes. [default: powers_of_two:16]")]
 WireName = Annotated[str | None, typer.Option("--name", help="The model's name on the wire.")]
+StoreAt = Annotated[
+    str | None,
+    typer.Option("--store", help="Directory or URL of stored programs. [default: the user's cache]"),
+]
+UseStore = Annotated[bool, typer.Option("--use-store/--no-store", help="Keep programs between starts.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")]
 
 
@@ -70,6 +77,11 @@ def serve(
     max_wait_ms: Annotated[
         float, typer.Option(min=0, help="How long an idle device may wait for more rows.")
     ] = 0.0,
+    grpc_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve gRPC too, on this port. [default: none]")
+    ] = None,
+    store: StoreAt = None,
+    use_store: UseStore = True,
     seal: Annotated[bool, typer.Option(help="Forbid JAX tracing in this process after warm-up.")] = True,
     strict: Annotated[bool, typer.Option(help="Exit with 4 if a program cannot be made.")] = False,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for admitted requests at the end.")] = 30.0,
@@ -89,10 +101,12 @@ def warmup(
     max_length: MaxLength = None,
     scheme: Scheme = None,
     name: WireName = None,
+    store: StoreAt = None,
+    use_store: UseStore = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Make and try every program of a model, and list them."""
+    """Make, store and try every program of a model, and list them."""
     options = {key: value for key, value in locals().items() if key not in ("as_json", "traceback")}
     config = _config(**options)
     _guarded(lambda: _warmup(config, as_json), traceback)
@@ -206,6 +220,11 @@ def _show(error: BaseException) -> None:
 def _fail(message: str, code: int) -> NoReturn:
     _errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+app.command()(fit)
+app.command()(inspect)
+app.command()(check)
 
 
 def main() -> None:

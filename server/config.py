@@ -23,6 +23,24 @@ class HttpConfig(BaseModel):
     tokenize_inline_chars: int = Field(default=20_000, ge=0)
 
 
+class GrpcConfig(BaseModel):
+    """Limits of the gRPC front.
+
+    Attributes:
+        max_message_bytes: a larger request is refused with RESOURCE_EXHAUSTED, unpacked if it came
+            compressed. One of more than twice that is refused by gRPC itself, before it is in memory; our
+            metrics and details do not see that one.
+        retry_after_s: seconds of advice to retry while the server is starting or draining.
+        health_watch_s: seconds between two looks at readiness for a client that watches health.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_message_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 30)
+    retry_after_s: float = Field(default=2.0, gt=0)
+    health_watch_s: float = Field(default=0.5, gt=0)
+
+
 class ServeConfig(BaseModel):
     """Everything `servax serve` and `servax warmup` can be told.
 
@@ -37,10 +55,16 @@ class ServeConfig(BaseModel):
         scheme: ladder of the varying axes, as `name` or `name:argument,...`; None means
             `powers_of_two:16`.
         max_wait_ms: how long an idle device may wait for more rows.
+        store: where programs are kept between starts: a directory or an fsspec URL; None means the user's
+            cache directory.
+        use_store: whether programs are kept at all.
+        store_max_bytes: most bytes of stored programs; None for no bound.
+        grpc_port: TCP port of the same protocol over gRPC; None for none, 0 lets the system choose.
         seal: whether JAX tracing is switched off in the whole process after warm-up.
         drain_s: seconds that admitted requests get after a stop signal.
         log_level: of the HTTP server's log.
         http: limits of the HTTP front.
+        grpc: limits of the gRPC front.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +77,12 @@ class ServeConfig(BaseModel):
     max_length: int | None = Field(default=None, gt=0)
     scheme: str | None = None
     max_wait_ms: float = Field(default=0.0, ge=0)
+    store: str | None = Field(default=None, min_length=1)
+    use_store: bool = True
+    store_max_bytes: int | None = Field(default=None, gt=0)
+    grpc_port: int | None = Field(default=None, ge=0, le=65535)
     seal: bool = True
     drain_s: float = Field(default=30.0, ge=0)
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "warning"
     http: HttpConfig = HttpConfig()
+    grpc: GrpcConfig = GrpcConfig()

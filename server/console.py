@@ -68,20 +68,22 @@ class WarmupView:
 def warm_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The programs of a warm-up as a table."""
     table = Table(title="programs")
-    for heading in ("model", "bucket"):
+    for heading in ("model", "bucket", "from"):
         table.add_column(heading)
-    for heading in ("compile s", "run ms", "code kB", "scratch MB"):
+    for heading in ("ready s", "compile s", "run ms", "code kB", "scratch MB"):
         table.add_column(heading, justify="right")
     failed = any(row["error"] is not None for row in rows)
     if failed:
         table.add_column("error", overflow="fold")
     for row in rows:
         if row["error"] is not None:
-            table.add_row(row["model"], row["bucket"], "", "", "", "", row["error"])
+            table.add_row(row["model"], row["bucket"], "", "", "", "", "", "", row["error"])
             continue
         table.add_row(
             row["model"],
             row["bucket"],
+            row["source"],
+            f"{row['ready_s']:.2f}",
             f"{row['compile_s']:.2f}",
             f"{row['run_ms']:.2f}",
             f"{row['code_bytes'] / 1e3:.0f}",

@@ -21,7 +21,7 @@ from ..jit_cache import REQUEST, OutputError, Program, SealedError, compile_log
 from .batch import Batch, BatchRecord
 from .clock import Clock
 from .dispatcher import Dispatcher, Work
-from .errors import ModelError, Unavailable
+from .errors import ConfigError, ModelError, Unavailable
 from .model import Model
 from .request import Row
 
@@ -63,6 +63,8 @@ class DeviceLoop:
         depth: int,
         on_batch: Callable[[BatchRecord], None] | None = None,
     ) -> None:
+        if depth < 1:
+            raise ConfigError(f"depth is at least 1 batch in flight; got {depth}: leave it out")
         self._dispatcher, self._models, self._clock = dispatcher, models, clock
         self._depth = depth
         self._on_batch = on_batch
@@ -148,6 +150,7 @@ class DeviceLoop:
     ) -> None:
         """Find the rows that fail by halving; the others get their answers.
 
+        Halves run in the smallest bucket that holds them, so that one too large for the memory is left too.
         One culprit among n rows costs 2 log2(n) more runs; the budget of twice that ends the search when
         much more is wrong than single rows.
         """
@@ -162,7 +165,7 @@ class DeviceLoop:
             middle = len(group) // 2
             for half in (group[:middle], group[middle:]):
                 try:
-                    batch = Batch(model, bucket, half, reason, self._clock.now())
+                    batch = Batch(model, model.smallest(bucket, half), half, reason, self._clock.now())
                     outputs = batch.fetch()
                 except Exception as failure:
                     todo.append((half, failure))

@@ -6,6 +6,7 @@ Final requests are handed to their sinks outside the lock, each exactly once.
 """
 
 import itertools
+import logging
 import math
 import threading
 from collections import deque
@@ -18,12 +19,14 @@ import numpy as np
 from .admission import Load, QueueLimits
 from .batcher import Batcher, Launch
 from .clock import Clock
-from .errors import Closed, Overloaded, ServerError
+from .errors import Closed, Overloaded, ServerError, Unavailable
 from .ledger import Ledger
 from .request import Request, Row, State
 from .sinks import deliver
 from .turns import Turns
 from .watch import Watch
+
+_log = logging.getLogger(__name__)
 
 MakeError = Callable[[], ServerError]
 
@@ -66,6 +69,7 @@ class Dispatcher:
         self._timer_cond = threading.Condition(self._lock)
         self._idle_cond = threading.Condition(self._lock)
         self._device_sleeps = False
+        self._timer_until_s = math.inf
         self._closed = False
         self._refusal: MakeError | None = None
 
@@ -114,14 +118,15 @@ class Dispatcher:
                 raise self._refusal()
             if self._watch.stalled:
                 raise self._watch.stall_error()
-            victims = self._ledger.admit(request, self._less_urgent(request.priority))
+            victims = self._ledger.admit(request, lambda: self._less_urgent(request.priority))
             for victim in victims:
                 self._end(victim, State.FAILED, _displaced())
             self._lanes[lane].add(request)
-            if self._watch.add(request):
+            self._watch.add(request)
+            if request.deadline_s < self._timer_until_s:
+                self._timer_until_s = request.deadline_s
                 self._timer_cond.notify()
-            if self._device_sleeps:
-                self._device_cond.notify()
+            self._wake_device()
         if victims:
             deliver(victims)
 
@@ -146,6 +151,11 @@ class Dispatcher:
             if self._closed:
                 raise Closed("a closed server runs nothing; make a new one")
             self._jobs.append(job)
+            self._wake_device()
+
+    def _wake_device(self) -> None:
+        if self._device_sleeps:
+            self._device_sleeps = False  # one notification is enough
             self._device_cond.notify()
 
     # -- the device thread --------------------------------------------------------------------------
@@ -241,15 +251,18 @@ class Dispatcher:
         return [request for request, _, _ in verdicts]
 
     def _keep_time(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                now_s = self._clock.now()
-                late = self._expire(now_s)
-                if not late:
-                    self._clock.wait(self._timer_cond, self._watch.next_s(now_s))
-            deliver(late)
+        try:
+            while not self._closed:
+                with self._lock:
+                    now_s = self._clock.now()
+                    late = self._expire(now_s)
+                    if not late and not self._closed:
+                        self._timer_until_s = self._watch.next_s(now_s)
+                        self._clock.wait(self._timer_cond, self._timer_until_s)
+                deliver(late)
+        except BaseException as error:  # a bug of ours: without time nobody would be told anything
+            _log.critical("the timer thread ended", exc_info=error)
+            self.close(lambda: Unavailable("the timer thread ended: restart the server"))
 
     def drain(self) -> None:
         """Take no new requests; those admitted go on."""

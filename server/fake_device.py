@@ -7,6 +7,7 @@ Programs are the servable's own function on NumPy arrays, or any function given 
 when the server asks for the outputs, out of the buffers it handed over, as an asynchronous device would.
 """
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ class FakeDevice:
 
     def __init__(self, run: RunFunction | None = None) -> None:
         self._run = run
-        self._open = threading.Event()
-        self._open.set()
+        self._gate = threading.Condition()
+        self._may_end = math.inf
         self.held = threading.Event()
         self.runs: list[FakeRun] = []
 
@@ -64,19 +65,25 @@ class FakeDevice:
 
     def hold(self) -> None:
         """From now on runs stay on the device until `release`."""
-        self.held.clear()
-        self._open.clear()
+        with self._gate:
+            self._may_end = 0
+            self.held.clear()
 
-    def release(self) -> None:
-        """Let runs end."""
-        self._open.set()
+    def release(self, runs: int | None = None) -> None:
+        """Let so many runs end and hold those after them; None lets all end."""
+        with self._gate:
+            self._may_end = math.inf if runs is None else self._may_end + runs
+            self.held.clear()
+            self._gate.notify_all()
 
     def _compute(
         self, servable: Servable, bucket: Bucket, params: Sequence[jax.Array], inputs: Inputs
     ) -> list[np.ndarray]:
-        if not self._open.is_set():
-            self.held.set()
-            self._open.wait()
+        with self._gate:
+            if not self._may_end:
+                self.held.set()
+                self._gate.wait_for(lambda: self._may_end)
+            self._may_end -= 1
         if self._run is not None:
             return [np.asarray(leaf) for leaf in self._run(bucket, inputs)]
         return [np.asarray(leaf) for leaf in jax.tree.leaves(servable.run_flat(params, inputs))]
@@ -103,4 +110,5 @@ class _Pending:
         self._index = index
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self._outputs.get()[self._index].astype(dtype, copy=bool(copy))
+        value = self._outputs.get()[self._index]
+        return value.astype(value.dtype if dtype is None else dtype, copy=bool(copy))

@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
-from pydantic import BaseModel, ConfigDict, Field
 
 from .. import _version
 from .asgi import find_listed
+from .config import GrpcConfig
 from .encode import dumps
 from .errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from .grpc_call import GrpcCall, Method
@@ -32,24 +32,6 @@ from .kserve_codec import whole
 from .metrics import Metrics
 from .seam import Engine, ModelHandle, find_model
 from .text import Cut, Embedder
-
-
-class GrpcConfig(BaseModel):
-    """Limits of the gRPC front.
-
-    Attributes:
-        max_message_bytes: a larger request is refused with RESOURCE_EXHAUSTED, unpacked if it came
-            compressed. One of more than twice that is refused by gRPC itself, before it is in memory; our
-            metrics and details do not see that one.
-        retry_after_s: seconds of advice to retry while the server is starting or draining.
-        health_watch_s: seconds between two looks at readiness for a client that watches health.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_message_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 30)
-    retry_after_s: float = Field(default=2.0, gt=0)
-    health_watch_s: float = Field(default=0.5, gt=0)
 
 
 def create_grpc_server(

@@ -4,7 +4,7 @@ Pure; the dispatcher's lock guards it.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .admission import Load, QueueLimits, admit
 from .errors import Overloaded, ServerError
@@ -43,12 +43,14 @@ class Ledger:
         """Whether nothing waits and nothing runs."""
         return not self.live and not self.busy
 
-    def admit(self, request: Request, less_urgent: Iterable[Request] = ()) -> list[Request]:
+    def admit(
+        self, request: Request, less_urgent: Callable[[], Iterable[Request]] = tuple
+    ) -> Sequence[Request]:
         """Let a request in if the limits allow it, or would without some less urgent ones.
 
         Args:
             request: the newcomer.
-            less_urgent: waiting requests that may have to give way, the first of them first.
+            less_urgent: gives waiting requests that may have to give way, the first of them first.
 
         Returns:
             Those that must give way; they are still counted.
@@ -56,14 +58,13 @@ class Ledger:
         Raises:
             Overloaded, TooManyRows, PayloadTooLarge: as `servax.server.admission.admit`.
         """
+        victims: Sequence[Request] = ()
         try:
             admit(self._limits, self.load, request)
         except Overloaded:
-            victims = self._victims(request, less_urgent)
+            victims = self._victims(request, less_urgent())
             if not victims:
                 raise
-        else:
-            victims = []
         self.live.add(request)
         self.load.add(request.waiting_rows, request.waiting_elements, request.nbytes)
         self.waiting[request.lane] += request.waiting_rows

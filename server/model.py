@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,29 +14,52 @@ from ..bucketing import Bucket, CostModel, Grid, Planner
 from ..jit_cache import (
     CompileService,
     Input,
-    InputError,
-    ItemTooLarge,
-    NonFinite,
     Output,
     Program,
     ProgramCache,
     Servable,
     Staging,
     WarmupReport,
-    check_item,
     warmup_order,
 )
 from .batcher import Batcher, Policy
 from .clock import Clock
 from .dispatcher import Dispatcher
-from .errors import BadRequest, BadTensor, NonFiniteInput, NotReady, TooLong, TooManyRows
-from .request import DEFAULT_PRIORITY, PRIORITIES, Request
+from .door import Door, Rows, allowed_s, check_call
+from .errors import ConfigError, NotReady
+from .request import DEFAULT_PRIORITY, Request, Row
 from .sinks import Sinks
 
-Rows = Sequence[Mapping[str, Any]]
-
-
 Compile = Callable[[Servable, Bucket, Sequence[jax.Array]], Program]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What the models of one server have in common; see `Server`.
+
+    Raises:
+        ConfigError: on an impossible setting.
+    """
+
+    dispatcher: Dispatcher
+    compiler: CompileService
+    clock: Clock
+    sinks: Sinks
+    policy: Policy
+    max_request_rows: int
+    timeout_s: float | None
+    ready_when: str
+    compile_program: Compile
+
+    def __post_init__(self) -> None:
+        if self.ready_when not in ("grid", "coverage"):
+            raise ConfigError(f"ready_when is 'grid' or 'coverage'; got {self.ready_when!r}")
+        if self.max_request_rows < 1:
+            raise ConfigError(f"max_request_rows is at least 1; got {self.max_request_rows}")
+        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
+            raise ConfigError(
+                f"timeout_s is a finite number above 0, or None for no bound; got {self.timeout_s}"
+            )
 
 
 class Model:
@@ -44,35 +68,23 @@ class Model:
     Made by `Server`; shares its device thread, queue and compile thread.
     """
 
-    def __init__(
-        self,
-        servable: Servable,
-        *,
-        dispatcher: Dispatcher,
-        compiler: CompileService,
-        clock: Clock,
-        sinks: Sinks,
-        policy: Policy,
-        max_request_rows: int,
-        timeout_s: float | None,
-        ready_when: str,
-        compile_program: Compile,
-    ) -> None:
+    def __init__(self, servable: Servable, shared: Shared) -> None:
         self.servable = servable
         self.name = servable.name
         self.version = servable.version
-        self.max_request_rows = max_request_rows
-        self.timeout_s = timeout_s
+        self.max_request_rows = shared.max_request_rows
+        self.timeout_s = shared.timeout_s
         self.cost = CostModel()
-        self.batcher = Batcher(self.cost, policy)
-        self.lane = dispatcher.add_lane(self.batcher)
+        self.batcher = Batcher(self.cost, shared.policy)
+        self.lane = shared.dispatcher.add_lane(self.batcher)
         self.order = warmup_order(servable.grid)
         self.report = WarmupReport(len(self.order))
-        self.cache = ProgramCache(self._compile, compiler)
-        self._needs_all = ready_when == "grid"
+        self.cache = ProgramCache(self._compile, shared.compiler)
+        self._door = Door(servable)
+        self._needs_all = shared.ready_when == "grid"
         self._ready = False
-        self._dispatcher, self._clock, self._sinks = dispatcher, clock, sinks
-        self._compile_program = compile_program
+        self._dispatcher, self._clock, self._sinks = shared.dispatcher, shared.clock, shared.sinks
+        self._compile_program = shared.compile_program
         self._leaves: Sequence[jax.Array] | None = None
         self._opened: list[Bucket] = []
         self._staging: dict[Bucket, list[Staging]] = {}
@@ -142,16 +154,8 @@ class Model:
                 f"model {self.name!r} answers once it is warm; {len(self.report.warm)} of {len(self.order)} "
                 f"programs are: retry shortly"
             )
-        if len(rows) > self.max_request_rows:
-            raise TooManyRows(
-                f"one request holds at most {self.max_request_rows} rows; got {len(rows)}: send several"
-            )
-        if priority not in PRIORITIES:
-            raise BadRequest(
-                f"a priority is from {PRIORITIES[0]} (most urgent) to {PRIORITIES[-1]}; got {priority!r}: leave "
-                f"it out for {DEFAULT_PRIORITY}"
-            )
-        items, sizes = self._check(rows)
+        check_call(len(rows), self.max_request_rows, priority)
+        items, sizes = self._door.check(rows)
         now_s = self._clock.now()
         request = Request(
             items,
@@ -164,24 +168,6 @@ class Model:
         )
         self._dispatcher.offer(self.lane, request)
         return request
-
-    def _check(self, rows: Rows) -> tuple[list[dict[str, np.ndarray]], list[tuple[int, ...]]]:
-        items, sizes = [], []
-        for index, row in enumerate(rows):
-            where = f"row {index}: " if len(rows) > 1 else ""
-            try:
-                item, size = check_item(
-                    self.servable.signature, row, self.limits, allow_nonfinite=self.allow_nonfinite
-                )
-            except ItemTooLarge as error:
-                raise TooLong(f"{where}{error}") from None
-            except NonFinite as error:
-                raise NonFiniteInput(f"{where}{error}") from None
-            except InputError as error:
-                raise BadTensor(f"{where}{error}") from None
-            items.append(item)
-            sizes.append(size)
-        return items, sizes
 
     async def run(
         self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
@@ -247,6 +233,13 @@ class Model:
         grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
 
+    def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
+        """The smallest warm bucket for rows that `bucket` holds; device thread only."""
+        if self.batcher.planner is None:
+            return bucket
+        largest = tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
+        return self.batcher.planner.grid.smallest(len(rows), largest)
+
     def borrow_staging(self, bucket: Bucket) -> Staging:
         """A staging set of the bucket that no batch in flight uses; device thread only."""
         free = self._staging.setdefault(bucket, [])
@@ -255,14 +248,3 @@ class Model:
     def return_staging(self, bucket: Bucket, staging: Staging) -> None:
         """Give a set back once its batch has ended; device thread only."""
         self._staging[bucket].append(staging)
-
-
-def allowed_s(server_s: float | None, client_s: float | None) -> float:
-    """Seconds that a request gets: the smallest of those that are set; None and 0 mean not set.
-
-    Raises:
-        BadRequest: if the client's is negative or not finite.
-    """
-    if client_s and not 0 < client_s < math.inf:
-        raise BadRequest(f"a timeout is a positive number of seconds; got {client_s}: leave it out for none")
-    return min(server_s or math.inf, client_s or math.inf)

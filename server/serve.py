@@ -118,13 +118,27 @@ def serve(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True).start()
-        yield
+        async with _grpc(config, late, metrics):
+            yield
         await late.aclose(0.0)
 
     app = create_app(late, texts=late.texts, metrics=metrics, config=config.http, lifespan=lifespan)
     server = DrainingServer(uvicorn_config(app, config), late, config.drain_s)
     server.run(sockets=[listener])
     return fatal[0] if fatal else None
+
+
+@asynccontextmanager
+async def _grpc(config: ServeConfig, late: LateEngine, metrics: Metrics) -> AsyncIterator[None]:
+    """The same engine over gRPC, if a port is configured."""
+    if config.grpc_port is None:
+        yield
+        return
+    from .grpc_v2 import create_grpc_server, listening
+
+    grpc_server = create_grpc_server(late, texts=late.texts, metrics=metrics, config=config.grpc)
+    async with listening(grpc_server, config.host, config.grpc_port):
+        yield
 
 
 def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:

@@ -5,6 +5,10 @@ its lane's tag on by its predicted seconds, and the lane with the smallest tag g
 every lane gets the same share of device time, and one that was idle goes next but saves up no credit.
 """
 
+from collections.abc import Sequence
+
+_ALONE = (0,)
+
 
 class Turns:
     """The order of lanes; pure bookkeeping."""
@@ -18,8 +22,10 @@ class Turns:
         self._tags.append(0.0)
         return len(self._tags) - 1
 
-    def order(self) -> list[int]:
+    def order(self) -> Sequence[int]:
         """Lanes, the one to ask first in front."""
+        if len(self._tags) == 1:
+            return _ALONE
         return sorted(range(len(self._tags)), key=lambda lane: (self._start(lane), self._tags[lane]))
 
     def charge(self, lane: int, seconds: float) -> None:

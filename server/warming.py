@@ -77,6 +77,11 @@ class WarmUp:
             self._sealed = False
             unseal_process()
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will change soon: all is warm and sealed, or some of it takes its time."""
+        return self.finished or not all(model.report.complete for model in self._models)
+
     def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Sleep until `done`, asked after each step, or until it can never come true by itself.
 

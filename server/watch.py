@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from .deadlines import Deadlines
-from .errors import DeadlineExceeded, ServerError, Unavailable
+from .errors import ConfigError, DeadlineExceeded, ServerError, Unavailable
 from .request import Request, State
 
 Verdict = tuple[Request, State, ServerError]
@@ -21,16 +21,16 @@ class Watch:
     """
 
     def __init__(self, stall_s: float) -> None:
+        if not stall_s > 0:
+            raise ConfigError(f"stall_s is above 0 seconds; got {stall_s}: give it the longest run and more")
         self.stall_s = stall_s
         self.stalled = False
         self._deadlines = Deadlines()
         self._busy_since_s = math.inf
 
-    def add(self, request: Request) -> bool:
-        """Watch a request; whether its deadline is now the earliest."""
-        sooner = request.deadline_s < self._deadlines.next_s()
+    def add(self, request: Request) -> None:
+        """Watch a request."""
         self._deadlines.add(request)
-        return sooner
 
     def device_took(self, now_s: float) -> None:
         """The device thread took work."""

@@ -4,17 +4,30 @@ Everything heavy (JAX, weights) is imported or read here, so that the socket can
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from ..jit_cache import Servable, WarmupStep, compile_log
+import jax
+
+from ..bucketing import Bucket
+from ..jit_cache import (
+    Program,
+    Servable,
+    StoredPrograms,
+    StoreError,
+    WarmupStep,
+    compile_log,
+    compile_program,
+)
+from ..jit_cache.store import Store
 from .api import Server
 from .config import ServeConfig
 from .device import BatchRecord
 from .errors import ConfigError
 from .metrics import Metrics
+from .model import Compile
 from .text import Embedder, Tokenizer
 
 LOADER = "servax.models.registry:load"
@@ -104,6 +117,7 @@ def build(
     resolved = _resolve_or_explain(config)
     server = Server(
         resolved.servable,
+        compile_program=program_source(config, metrics),
         max_wait_s=config.max_wait_ms / 1e3,
         seal=config.seal,
         on_progress=on_progress,
@@ -113,6 +127,29 @@ def build(
     for name in server.models:
         metrics.watch_rows(name, lambda: server.load()["waiting_rows"], lambda: server.load()["running_rows"])
     return server, text_fronts(server, resolved, config)
+
+
+def program_source(config: ServeConfig, metrics: Metrics) -> Compile:
+    """Where programs come from: the store if one is wanted and can be opened, and the compiler.
+
+    Raises:
+        ConfigError: if others may write the store's directory or read its key.
+    """
+    if not config.use_store:
+        return compile_program
+    try:
+        store = Store.open(config.store, max_bytes=config.store_max_bytes)
+    except StoreError as error:
+        raise ConfigError(f"{error} (or serve with --no-store)") from error
+    stored = StoredPrograms(store)
+
+    def make(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
+        program = stored(servable, bucket, leaves)
+        if program.facts.source != "compiled":
+            metrics.compile(compile_log().phase, program.facts.ready_s, program.facts.source)
+        return program
+
+    return make
 
 
 def _resolve_or_explain(config: ServeConfig) -> Resolved:
@@ -161,6 +198,8 @@ def facts_table(server: Server) -> list[Mapping[str, Any]]:
                 {
                     "model": name,
                     "bucket": str(warm.bucket),
+                    "source": facts.source,
+                    "ready_s": round(facts.ready_s, 4),
                     "compile_s": round(facts.compile_s, 4),
                     "run_ms": round(warm.run_s * 1e3, 3),
                     "code_bytes": facts.code_bytes,

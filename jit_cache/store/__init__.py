@@ -5,7 +5,7 @@ from .entry import VERSION
 from .fingerprint import Fingerprint, Fingerprinter, explain
 from .keyfile import Key, config_home
 from .lease import Lease
-from .load import Loaded, load_or_compile
+from .load import STORE, Loaded, load_or_compile
 from .program_entry import EntryInfo, StoredProgram
 from .report import StoreReport
 from .serialize import Codec, Executables
@@ -13,6 +13,7 @@ from .store import Store, cache_home
 from .trial import TrialResult, run_trial
 
 __all__ = [
+    "STORE",
     "VERSION",
     "CodeDigest",
     "Codec",

@@ -21,6 +21,7 @@ from .program_entry import NOT_STORABLE, EntryInfo, StoredProgram, peek_info, ta
 from .remote import BUDGET_S, Remote
 from .report import REFUSED, Ledger, StoreReport
 from .shelf import Shelf
+from .timings import Timings
 from .trial import Trial, run_trial
 from .trust import Trust
 
@@ -38,6 +39,7 @@ class Store:
         self._max_bytes = max_bytes
         self.trust = trust
         self.ledger = shelf.ledger
+        self.timings = Timings(shelf.disk.root / "timings.json")
 
     @property
     def root(self) -> Path:
@@ -149,6 +151,10 @@ class Store:
     def pin(self, fingerprints: Iterable[Fingerprint]) -> None:
         """Say which programs this process plans to use, so that storing one does not evict another."""
         self._shelf.pins.update(one.digest for one in fingerprints)
+
+    def save_timings(self) -> bool:
+        """Write down the run times that were measured; False if the store takes nothing."""
+        return self.writable and self.timings.save(frozenset(one.digest for one in self._shelf.disk.scan()))
 
     def report(self) -> StoreReport:
         """What became of the programs asked for so far."""
