@@ -41,6 +41,7 @@ class WarmupStep:
         total: buckets to do.
         elapsed_s: seconds since warm-up began.
         error: what went wrong, or None.
+        facts: of the program, where nothing went wrong.
     """
 
     bucket: Bucket
@@ -48,6 +49,7 @@ class WarmupStep:
     total: int
     elapsed_s: float
     error: str | None = None
+    facts: ProgramFacts | None = None
 
 
 @dataclass(slots=True)
@@ -135,7 +137,8 @@ def warm_up(
             report.failed[bucket] = error
         report.elapsed_s = time.monotonic() - begin
         if on_step is not None:
-            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error))
+            facts = report.warm[-1].facts if error is None else None
+            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error, facts))
     report.elapsed_s = time.monotonic() - begin
     return report
 

@@ -8,7 +8,8 @@ from typing import Any, Self
 
 import jax
 
-from ..jit_cache import CompileService, Servable, WarmupReport, compile_program
+from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
+from ..jit_cache.store import Store
 from .admission import QueueLimits
 from .batcher import Policy
 from .calls import map_items, read_call
@@ -46,6 +47,7 @@ class Server:
         depth: batches in flight; by default 1 on a CPU, 2 elsewhere.
         on_progress: called with the model's name and each warm-up step, in the warm-up thread.
         on_batch: called with each batch's record, in the device thread.
+        store: where programs are kept between starts; None keeps none.
         clock: source of time, for tests.
         compile_program: makes the program of a bucket; `servax.server.fake_device` has one for tests.
 
@@ -66,6 +68,7 @@ class Server:
         depth: int | None = None,
         on_progress: OnProgress | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
+        store: Store | None = None,
         clock: Clock | None = None,
         compile_program: Compile = compile_program,
     ) -> None:
@@ -78,6 +81,7 @@ class Server:
                 f"max_request_rows is at most the {limits.rows} rows of the queue; got {max_request_rows}"
             )
         self._clock = clock if clock is not None else MonotonicClock()
+        stored = StoredPrograms(store) if store is not None else None
         self._compiler = CompileService()
         self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s)
         shared = Shared(
@@ -89,7 +93,7 @@ class Server:
             max_request_rows=max_request_rows,
             timeout_s=timeout_s,
             ready_when=ready_when,
-            compile_program=compile_program,
+            compile_program=compile_program if stored is None else stored,
         )
         made = [Model(servable, shared) for servable in servables]
         self.models: Mapping[str, Model] = MappingProxyType({model.name: model for model in made})
@@ -97,7 +101,13 @@ class Server:
             depth = 1 if jax.default_backend() == "cpu" else 2
         self._device = DeviceLoop(self._dispatcher, made, self._clock, depth=depth, on_batch=on_batch)
         self._warmup = WarmUp(
-            made, self._compiler, self._dispatcher, self._clock, seal=seal, on_progress=on_progress
+            made,
+            self._compiler,
+            self._dispatcher,
+            self._clock,
+            seal=seal,
+            on_progress=on_progress,
+            stored=stored,
         )
         self._life = threading.Lock()
         self._over = threading.Event()

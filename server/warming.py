@@ -11,6 +11,7 @@ from ..bucketing import Bucket
 from ..jit_cache import (
     CompileService,
     Program,
+    StoredPrograms,
     WarmupError,
     WarmupStep,
     seal_process,
@@ -37,6 +38,7 @@ class WarmUp:
         clock: source of time.
         seal: forbid tracing in the whole process once all models are ready and nothing is left to do.
         on_progress: called with the model's name and each step, in the warm-up thread.
+        stored: remembers how long programs ran, if there is a store.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class WarmUp:
         *,
         seal: bool,
         on_progress: OnProgress | None,
+        stored: StoredPrograms | None = None,
     ) -> None:
         self._models, self._compiler, self._dispatcher, self._clock = models, compiler, dispatcher, clock
         self._seal, self._sealed = seal, False
         self._on_progress = on_progress
+        self._stored = stored
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._begin_s = math.nan
@@ -100,7 +104,12 @@ class WarmUp:
                 if self.finished or self._stop.is_set():
                     return False
                 if self._clock.now() >= until_s:
-                    raise NotReady(f"the server was to be ready within {timeout_s:g} s and is not")
+                    warm = sum(len(model.report.warm) for model in self._models)
+                    total = sum(model.report.total for model in self._models)
+                    raise NotReady(
+                        f"the server was to be ready within {timeout_s:g} s; {warm} of {total} programs are "
+                        f"warm: wait on, or warm up ahead of time"
+                    )
                 self._clock.wait(self._changed, until_s)
         return True
 
@@ -110,6 +119,8 @@ class WarmUp:
                 self._warm(model, model.order[:1])
             for model in self._models:
                 self._warm(model, model.order[1:])
+            if self._stored is not None:
+                self._stored.save()
             if all(model.ready for model in self._models) and not self._stop.is_set():
                 self._compiler.warmed()
                 if self._seal:
@@ -138,11 +149,14 @@ class WarmUp:
         probe = Probe(model, program, Future())
         self._dispatcher.post(probe)
         try:
-            return probe.seconds.result(_PROBE_TIMEOUT_S)
+            seconds = probe.seconds.result(_PROBE_TIMEOUT_S)
         except TimeoutError:
             raise WarmupError(
                 f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
             ) from None
+        if self._stored is not None:
+            self._stored.measured(model.servable, program.bucket, seconds)
+        return seconds
 
     def _stepped(self, model: Model, step: WarmupStep) -> None:
         self._notify()

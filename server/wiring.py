@@ -4,22 +4,16 @@ Everything heavy (JAX, weights) is imported or read here, so that the socket can
 """
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-import jax
-
-from ..bucketing import Bucket
 from ..jit_cache import (
-    Program,
     Servable,
-    StoredPrograms,
     StoreError,
     WarmupStep,
     compile_log,
-    compile_program,
 )
 from ..jit_cache.store import Store
 from .api import Server
@@ -27,7 +21,6 @@ from .config import ServeConfig
 from .device import BatchRecord
 from .errors import ConfigError
 from .metrics import Metrics
-from .model import Compile
 from .text import Embedder, Tokenizer
 
 LOADER = "servax.models.registry:load"
@@ -117,10 +110,10 @@ def build(
     resolved = _resolve_or_explain(config)
     server = Server(
         resolved.servable,
-        compile_program=program_source(config, metrics),
+        store=open_store(config),
         max_wait_s=config.max_wait_ms / 1e3,
         seal=config.seal,
-        on_progress=on_progress,
+        on_progress=load_counter(metrics, on_progress),
         on_batch=batch_counter(metrics),
     )
     compile_log().subscribe(lambda phase, seconds: metrics.compile(phase, seconds, "compiled"))
@@ -129,27 +122,30 @@ def build(
     return server, text_fronts(server, resolved, config)
 
 
-def program_source(config: ServeConfig, metrics: Metrics) -> Compile:
-    """Where programs come from: the store if one is wanted and can be opened, and the compiler.
+def open_store(config: ServeConfig) -> Store | None:
+    """The store of programs, if one is wanted.
 
     Raises:
-        ConfigError: if others may write the store's directory or read its key.
+        ConfigError: if others may write its directory or read its key.
     """
     if not config.use_store:
-        return compile_program
+        return None
     try:
-        store = Store.open(config.store, max_bytes=config.store_max_bytes)
+        return Store.open(config.store, max_bytes=config.store_max_bytes)
     except StoreError as error:
         raise ConfigError(f"{error} (or serve with --no-store)") from error
-    stored = StoredPrograms(store)
 
-    def make(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
-        program = stored(servable, bucket, leaves)
-        if program.facts.source != "compiled":
-            metrics.compile(compile_log().phase, program.facts.ready_s, program.facts.source)
-        return program
 
-    return make
+def load_counter(metrics: Metrics, on_progress: OnProgress | None) -> OnProgress:
+    """Counts programs that came from the store, which no compile event tells of, and passes steps on."""
+
+    def count(model: str, step: WarmupStep) -> None:
+        if step.facts is not None and step.facts.source != "compiled":
+            metrics.compile("warmup", step.facts.ready_s, step.facts.source)
+        if on_progress is not None:
+            on_progress(model, step)
+
+    return count
 
 
 def _resolve_or_explain(config: ServeConfig) -> Resolved:

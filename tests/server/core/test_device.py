@@ -217,6 +217,24 @@ def test_errors_are_not_shared_between_callers(serve, doubling):
     assert isinstance(errors[0].__cause__, ValueError)
 
 
+def test_F5_a_bucket_that_runs_out_of_memory_is_left_for_smaller_ones(serve, doubling):
+    full = threading.Event()
+
+    def run(bucket, inputs):
+        if full.is_set() and bucket.rows == 8:
+            raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return [inputs["x"] * 2]
+
+    server, device = serve(doubling(batch=8), run=run)
+    first = hold_one(server, device)
+    futures = ask(server, *range(8))
+    full.set()
+    device.release()
+    assert [value_of(one) for one in (first, *futures)] == [1.0, *(2.0 * value for value in range(8))]
+    assert [run.bucket.rows for run in device.runs] == [1, 8, 4, 4]
+    assert server.ready
+
+
 @pytest.mark.parametrize("stage", ["pad", "run", "scatter", "record"])
 def test_F2_a_failure_in_a_stage_ends_no_thread(serve, doubling, stage, monkeypatch, caplog):
     broken = threading.Event()

@@ -1,6 +1,7 @@
 """The door's shortcut against the check it stands for."""
 
 import re
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -95,6 +96,19 @@ def test_a_large_input_is_looked_at_value_by_value():
     x[-1] = np.nan
     with pytest.raises(NonFiniteInput):
         Door(large).check([{"x": x}])
+
+
+@pytest.mark.parametrize("row", [None, [1.0], "x", 5])
+def test_a_row_that_is_no_mapping(row):
+    with pytest.raises(BadTensor, match="mapping"):
+        DOORS[STRICT].check([row])
+
+
+def test_any_mapping_will_do():
+    row = MappingProxyType(
+        {"x": np.ones(2, np.float32), "frame": np.ones((2, 3), np.float32), "flag": np.array(1, np.int32)}
+    )
+    assert DOORS[STRICT].check([row])[1] == [(2,)]
 
 
 def test_several_rows_name_the_one_at_fault():

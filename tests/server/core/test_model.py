@@ -201,6 +201,30 @@ async def test_X2_one_of_three_is_cancelled_while_their_batch_runs(serve, doubli
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_X3_cancelling_at_random_leaves_nothing_behind(serve, doubling, depth):
+    server, _ = serve(doubling(batch=4), depth=depth, queue=QueueLimits(rows=64), max_request_rows=64)
+    model, rng = server.model(), np.random.default_rng(3)
+
+    async def client(value):
+        rows = [item(value)] * int(rng.integers(1, 7))
+        try:
+            async with asyncio.timeout(float(rng.choice([0.0, 0.001, 0.005, 30.0]))):
+                answers = await model.run(rows, priority=int(rng.integers(1, 10)))
+            assert [one[0][0] for one in answers] == [2.0 * value] * len(rows)
+        except (TimeoutError, Overloaded):
+            pass
+
+    for _ in range(10):
+        await asyncio.gather(*(client(float(value)) for value in range(60)))
+    answers = await asyncio.gather(*(model.run([item(value)]) for value in range(64)))
+    assert [one[0][0][0] for one in answers] == [2.0 * value for value in range(64)]
+    await asyncio.to_thread(server._dispatcher.wait_idle, 20.0)
+    assert set(server.load().values()) == {0}
+    assert server.live
+
+
+@pytest.mark.anyio
 async def test_a_timeout_in_asyncio_frees_the_place(serve, doubling):
     server, device = serve(doubling(batch=1))
     device.hold()
