@@ -1,1 +1,1 @@
-"""servax.experiments."""
+"""Experiments: one claim a script, on the packaged traces and texts; see README.md."""

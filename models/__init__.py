@@ -1,7 +1,11 @@
 """Model code and checkpoints: pure apply functions over plain parameter trees."""
 
+from .chat import ChatTemplate
 from .config import POOLINGS, BertConfig
+from .detokenize import Detokenizer
 from .errors import (
+    BadMessages,
+    BadPool,
     BadText,
     BadTokenIds,
     CheckpointError,
@@ -15,17 +19,28 @@ from .errors import (
     UnsupportedModel,
     WeightsNotInstalled,
 )
+from .generation_tokenizer import GenerationTokenizer
+from .generative import GenerativeModel
+from .llama_config import LlamaConfig
+from .random_model import tiny
 from .registry import TextModel, load
 from .tokenizer import TextTokenizer
 
 __all__ = [
     "POOLINGS",
+    "BadMessages",
+    "BadPool",
     "BadText",
     "BadTokenIds",
     "BertConfig",
+    "ChatTemplate",
     "CheckpointError",
+    "Detokenizer",
+    "GenerationTokenizer",
+    "GenerativeModel",
     "HubUnavailable",
     "InputError",
+    "LlamaConfig",
     "LoadError",
     "ModelNotFound",
     "ModelsError",
@@ -36,4 +51,5 @@ __all__ = [
     "UnsupportedModel",
     "WeightsNotInstalled",
     "load",
+    "tiny",
 ]

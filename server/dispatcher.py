@@ -257,7 +257,11 @@ class Dispatcher:
                     now_s = self._clock.now()
                     late = self._expire(now_s)
                     if not late and not self._closed:
-                        self._timer_until_s = self._watch.next_s(now_s)
+                        next_s = self._watch.next_s(now_s)
+                        # Kept if it is yet to come, though its request may have ended: else quick answers
+                        # would have every newcomer wake this thread.
+                        if not now_s < self._timer_until_s < next_s:
+                            self._timer_until_s = next_s
                         self._clock.wait(self._timer_cond, self._timer_until_s)
                 deliver(late)
         except BaseException as error:  # a bug of ours: without time nobody would be told anything

@@ -1,8 +1,21 @@
 """Fixtures for every room. JAX is imported by those that need it: bucketing's tests do without."""
 
 import contextlib
+import os
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_homes(tmp_path_factory):
+    """The store of whoever runs the tests is neither used nor filled."""
+    home = tmp_path_factory.mktemp("homes")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+            folder = home / name
+            folder.mkdir(mode=0o700)
+            patch.setitem(os.environ, name, str(folder))
+        yield
 
 
 @pytest.fixture

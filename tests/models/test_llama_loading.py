@@ -217,53 +217,9 @@ def test_a_tied_head_that_is_written_down_too_is_left_out(folder):
     assert model.config["tensors_left_out"] == sorted(extra)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
-        ({"attention_bias": True}, "attention_bias must be false"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, got 0.5"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4}}, "default, linear or llama3, got 'yarn'"),
-        ({"num_attention_heads": 5, "head_dim": 8}, "must divide num_attention_heads, got 2 for 5"),
-    ],
-)
-def test_what_is_not_computed_is_refused(folder, change, words):
-    path = folder()
-    (path / "config.json").write_text(json.dumps(RAW | change))
-    with pytest.raises(UnsupportedModel, match=words):
-        load(path)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"hidden_size": None}, "hidden_size as an integer, got None"),
-        ({"rope_scaling": {"type": "linear"}}, "factor as a positive number, got None"),
-        ({"eos_token_id": "2"}, None),
-    ],
-)
-def test_malformed_configurations_are_named(folder, change, words):
-    path = folder()
-    (path / "config.json").write_text(json.dumps(RAW | change))
-    if words is None:  # a special id that is no id is no id
-        with pytest.raises(CheckpointError, match="special token ids must be integers, got '2'"):
-            load(path)
-        return
-    with pytest.raises(CheckpointError, match=words):
-        load(path)
-
-
 def test_pooling_is_for_encoders(folder):
     with pytest.raises(UnsupportedModel, match="pooling and normalize are for encoders"):
         load(folder(), pooling="mean")
-
-
-def test_sliding_windows_limit_the_context():
-    assert from_huggingface(RAW | {"model_type": "mistral", "sliding_window": 40}).max_tokens == 40
-    assert from_huggingface(RAW | {"model_type": "mistral", "sliding_window": None}).max_tokens == 64
-    qwen = RAW | {"model_type": "qwen2", "sliding_window": 40, "use_sliding_window": False}
-    assert from_huggingface(qwen).max_tokens == 64
-    assert from_huggingface(RAW, {"eos_token_id": 7}).eos_ids == (7,)
 
 
 def test_chat_templates_of_a_folder(folder):

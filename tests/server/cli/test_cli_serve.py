@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -117,6 +118,20 @@ def test_W1_warmup_lists_every_program(environment: dict[str, str]) -> None:
     assert "4 of 4" in done.stderr
 
 
+def test_W1_after_an_offline_warmup_a_server_compiles_nothing(
+    environment: dict[str, str], serving: Any, tmp_path: Path
+) -> None:
+    store = str(tmp_path / "programs")
+    first = servax(environment, "warmup", "my_servables:tiny", "--json", "--store", store)
+    assert {row["source"] for row in json.loads(first.stdout)["programs"]} == {"compiled"}
+    process = serving("my_servables:tiny", "--store", store)
+    process.settle()
+    text = httpx.get(f"{process.url}/metrics").text
+    assert 'servax_compiles_total{phase="warmup"} 0.0' in text
+    assert 'servax_program_loads_total{phase="warmup",source="store"} 4.0' in text
+    assert process.stop() == 0
+
+
 def test_W2_a_bucket_that_fails_is_named_and_exits_with_4(environment: dict[str, str]) -> None:
     done = servax(environment, "warmup", "my_servables:make_broken", "--json")
     assert done.returncode == 4, done.stderr
@@ -127,7 +142,7 @@ def test_W2_a_bucket_that_fails_is_named_and_exits_with_4(environment: dict[str,
 
 
 def test_serve_opens_early_serves_and_drains(serving: Any) -> None:
-    process = serving("my_servables:tiny", "--max-wait-ms", "1")
+    process = serving("my_servables:tiny", "--max-wait-ms", "1", "--no-store")
     with httpx.Client(base_url=process.url, timeout=60) as client:
         assert client.get("/v2/health/live").status_code == 200
         process.settle()

@@ -1,0 +1,196 @@
+"""A paged KV cache with static shapes: what a page looks like, attention over pages, and writing to them.
+
+Pages of all sequences lie in one pool, and a table says which pages hold a sequence (Kwon et al. 2023,
+arXiv:2309.06180). Page 0 is the null page, which unused table entries name and nobody writes. Page 1 is
+the sink, which takes what padding would write and nobody reads.
+
+A page of keys is `(kv_heads, head_size, page_size)`, positions last, so that scores are plain products.
+
+Page size is a trade of speed against memory and shared prefixes. A decode step of SmolLM2 at 32 rows and 512
+tokens of context took 250, 203, 156 and 150 ms with pages of 16, 32, 64 and 128 tokens on 2 CPU cores, and
+122, 111, 101 and 101 ms at 128 tokens of context: take 64 unless there is a reason.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .errors import BadPool
+
+NULL_PAGE = 0
+SINK_PAGE = 1
+FIRST_PAGE = 2  # the first one that may hold a sequence
+_PRECISION = jax.lax.Precision.HIGHEST
+_MASKED = float(np.finfo(np.float32).min)
+
+Cache = dict[str, jax.Array]
+
+
+def shapes(
+    layers: int, kv_heads: int, head_size: int, *, pages: int, page_size: int, dtype: Any = jnp.float32
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The pool: `k` `(layers, pages, kv_heads, head_size, page_size)`, `v` its last two swapped.
+
+    Raises:
+        BadPool: no page is left beside the null page and the sink, or a page holds nothing.
+    """
+    if pages <= FIRST_PAGE or page_size < 1:
+        raise BadPool(
+            f"a pool needs more than {FIRST_PAGE} pages (null and sink are two) of at least 1 token, got "
+            f"{pages} pages of {page_size}: give it more memory"
+        )
+    front = (layers, pages, kv_heads)
+    return {
+        "k": jax.ShapeDtypeStruct((*front, head_size, page_size), dtype),
+        "v": jax.ShapeDtypeStruct((*front, page_size, head_size), dtype),
+    }
+
+
+class Past(NamedTuple):
+    """What the pool holds of the rows' sequences.
+
+    Attributes:
+        cache: the pool.
+        page_table: int32 `(rows, max_pages)`; entry `j` of a row is the page of positions
+            `j * page_size` and on, or `NULL_PAGE`.
+        lengths: int32 `(rows,)`: tokens in the pool; places from there on may hold anything, NaN too.
+    """
+
+    cache: Cache
+    page_table: jax.Array
+    lengths: jax.Array
+
+
+def _pages(pool: jax.Array, layer: jax.Array, pages: jax.Array) -> jax.Array:
+    """One page a row. Whole pages as flat vectors: 1.2 to 1.7x faster on CPU than a gather of boxes."""
+    layers, count, *page = pool.shape
+    flat = pool.reshape(layers * count, -1)
+    rows = jnp.take(flat, pages + layer * count, axis=0, mode="clip")
+    return rows.reshape(-1, *page).astype(jnp.float32)
+
+
+def attend(
+    past: Past | None, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, keep: jax.Array
+) -> jax.Array:
+    """Attention of a chunk to itself and to its past, one page at a time with a running maximum.
+
+    The sums are rescaled when a page raises the maximum (Milakov & Gimelshein 2018, arXiv:1805.02867), so a
+    page is read once and stays in the processor's cache. The loop ends at the longest row's last page:
+    time follows the tokens held and not `max_pages`. A page that is all masked for a row leaves the row's
+    bits as they were, so the answer depends on neither the neighbours nor the width of the table.
+
+    Args:
+        past: the pool, or None for a chunk that is the whole sequence.
+        layer: int32 `()`, which layer of the pool.
+        q: float32 `(rows, heads, chunk, head_size)`, already scaled; heads that share a kv head adjoin.
+        k: float32 `(rows, kv_heads, chunk, head_size)`.
+        v: float32 `(rows, kv_heads, chunk, head_size)`.
+        keep: bool `(rows, chunk, chunk)`: which key of the chunk each query may read; at least one each.
+
+    Returns:
+        float32 `(rows, heads, chunk, head_size)`.
+    """
+    rows, heads, chunk, size = q.shape
+    groups = heads // k.shape[1]
+    grouped = q.reshape(rows, k.shape[1], groups * chunk, size)
+    scores = jnp.einsum("rhqd,rhkd->rhqk", grouped, k, precision=_PRECISION)
+    scores = jnp.where(jnp.tile(keep, (1, groups, 1))[:, None], scores, _MASKED)
+    highest = jnp.max(scores, axis=-1)
+    weights = jnp.exp(scores - highest[..., None])
+    mixed = jnp.einsum("rhqk,rhkd->rhqd", weights, v, precision=_PRECISION)
+    state = (highest, jnp.sum(weights, axis=-1), mixed)
+    if past is not None:
+        state = _attend_past(past, layer, grouped, state)
+    return (state[2] / state[1][..., None]).reshape(rows, heads, chunk, size)
+
+
+_State = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def _attend_past(past: Past, layer: jax.Array, q: jax.Array, state: _State) -> _State:
+    size = past.cache["v"].shape[3]
+    width = past.page_table.shape[1]
+
+    def page(j: jax.Array, state: _State) -> _State:
+        highest, total, mixed = state
+        pages = jax.lax.dynamic_index_in_dim(past.page_table, j, axis=1, keepdims=False)
+        k, v = (_pages(past.cache[name], layer, pages) for name in ("k", "v"))
+        held = (j * size + jnp.arange(size, dtype=jnp.int32))[None] < past.lengths[:, None]
+        scores = jnp.einsum("rhqd,rhdp->rhqp", q, k, precision=_PRECISION)
+        scores = jnp.where(held[:, None, None], scores, _MASKED)
+        higher = jnp.maximum(highest, jnp.max(scores, axis=-1))
+        shrink = jnp.exp(highest - higher)
+        weights = jnp.exp(scores - higher[..., None])
+        v = jnp.where(held[:, None, :, None], v, 0.0)  # 0 x NaN is NaN
+        added = jnp.einsum("rhqp,rhpd->rhqd", weights, v, precision=_PRECISION)
+        return higher, total * shrink + jnp.sum(weights, axis=-1), mixed * shrink[..., None] + added
+
+    used = jnp.minimum((jnp.max(past.lengths) + (size - 1)) // size, width)
+    ended: _State = jax.lax.fori_loop(jnp.int32(0), used, page, state)
+    return ended
+
+
+def write(past: Past, k: jax.Array, v: jax.Array, positions: jax.Array, real: jax.Array) -> Cache:
+    """Put a chunk's keys and values of all layers into the rows' pages.
+
+    A loop of in-place updates, one token each: with the pool donated nothing of it is copied.
+
+    Args:
+        past: the pool and its tables.
+        k: float32 `(layers, rows, kv_heads, chunk, head_size)`.
+        v: the same shape.
+        positions: int32 `(rows, chunk)`.
+        real: bool `(rows, chunk)`; what is not real, or has no entry in the table, goes to the sink.
+
+    Returns:
+        The pool with the tokens in it.
+    """
+    size = past.cache["v"].shape[3]
+    width = past.page_table.shape[1]
+    slot = positions // size
+    named = jnp.take_along_axis(past.page_table, jnp.clip(slot, 0, width - 1), axis=1)
+    pages = jnp.where(real & (slot < width), named, SINK_PAGE).reshape(-1)
+    offsets = (positions % size).reshape(-1)
+    layers, rows, heads, chunk, head = k.shape
+
+    def by_token(x: jax.Array, kind: str) -> jax.Array:
+        x = x.transpose(1, 3, 0, 2, 4).reshape(rows * chunk, layers, 1, heads, head)
+        return x.astype(past.cache[kind].dtype)
+
+    keys, values = by_token(k, "k"), by_token(v, "v")
+
+    def put(i: jax.Array, cache: Cache) -> Cache:
+        page, offset, zero = pages[i], offsets[i], jnp.int32(0)
+        return {
+            "k": jax.lax.dynamic_update_slice(
+                cache["k"], keys[i][..., None], (zero, page, zero, zero, offset)
+            ),
+            "v": jax.lax.dynamic_update_slice(
+                cache["v"], values[i][:, :, :, None], (zero, page, zero, offset, zero)
+            ),
+        }
+
+    written: Cache = jax.lax.fori_loop(0, rows * chunk, put, past.cache)
+    return written
+
+
+def copy_pages(cache: Cache, *, source: jax.Array, target: jax.Array) -> Cache:
+    """Copy whole pages, for a sequence that is about to write to a page it shares.
+
+    Args:
+        cache: the pool; donate it.
+        source: int32 `(count,)`; pad with `NULL_PAGE`.
+        target: int32 `(count,)`; pad with `SINK_PAGE`.
+    """
+
+    def put(i: jax.Array, cache: Cache) -> Cache:
+        moved = {name: jax.lax.dynamic_index_in_dim(pool, source[i], axis=1) for name, pool in cache.items()}
+        return {
+            name: jax.lax.dynamic_update_index_in_dim(pool, moved[name], target[i], axis=1)
+            for name, pool in cache.items()
+        }
+
+    copied: Cache = jax.lax.fori_loop(0, source.shape[0], put, cache)
+    return copied
