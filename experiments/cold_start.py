@@ -101,7 +101,15 @@ def measure(repeats: int, programs: int) -> dict[str, Any]:
 
 
 def _spawn(mode: str, folder: Path, programs: int) -> tuple[dict[str, float], float]:
-    command = [sys.executable, "-m", "servax.experiments.cold_start", "--child", mode, "--folder", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "servax.experiments.cold_start",
+        "--child",
+        mode,
+        "--folder",
+        str(folder),
+    ]
     started = time.time()
     done = subprocess.run(
         [*command, "--programs", str(programs)], capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 from servax.bucketing import Ladder, fit_ladder
-from servax.server.cli_fit import fit
+from servax.server.cli.fit import fit
 from typer.testing import CliRunner
 
 app = typer.Typer(add_completion=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import typer
-from servax.server.cli_inspect import check, inspect
+from servax.server.cli.inspect import check, inspect
 from typer.testing import CliRunner
 
 MODELS = """

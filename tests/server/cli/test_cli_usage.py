@@ -7,9 +7,9 @@ import pytest
 import servax
 from pydantic import ValidationError
 from servax.server import cli
+from servax.server.cli.wiring import import_attribute, resolve
 from servax.server.config import ServeConfig
 from servax.server.errors import ConfigError
-from servax.server.wiring import import_attribute, resolve
 from typer.testing import CliRunner
 
 runner = CliRunner()

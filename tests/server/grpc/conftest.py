@@ -10,12 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from servax.server.asgi import create_app
 from servax.server.fake import FakeEngine, FakeTokenizer, counting_embedder, doubler
-from servax.server.grpc_messages import MESSAGES, SERVICE
-from servax.server.grpc_testing import Refusal, infer_request, output_of, running_grpc
-from servax.server.grpc_v2 import GrpcConfig, create_grpc_server
+from servax.server.http.asgi import create_app
 from servax.server.metrics import Metrics
+from servax.server.rpc.messages import MESSAGES, SERVICE
+from servax.server.rpc.service import GrpcConfig, create_grpc_server
+from servax.server.rpc.testing import Refusal, infer_request, output_of, running_grpc
 from servax.server.text import Embedder
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servax.server.encode import DATATYPES
 from servax.server.fake import FakeModel, Spec
-from servax.server.grpc_testing import infer_request, output_of
+from servax.server.http.encode import DATATYPES
+from servax.server.rpc.testing import infer_request, output_of
 
 
 def tensor(name: str, shape: list[int], datatype: str, data: Any) -> dict[str, Any]:

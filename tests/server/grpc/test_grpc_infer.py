@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
-from servax.server.grpc_testing import infer_request, output_of
+from servax.server.rpc.testing import infer_request, output_of
 from tritonclient.utils import InferenceServerException
 
 

@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from servax.server import errors
 from servax.server.fake import FakeEngine, doubler
-from servax.server.grpc_messages import MESSAGES, SERVICE
-from servax.server.grpc_testing import Refusal, infer_request, running_grpc
-from servax.server.grpc_v2 import bind, create_grpc_server
+from servax.server.rpc.messages import MESSAGES, SERVICE
+from servax.server.rpc.service import bind, create_grpc_server
+from servax.server.rpc.testing import Refusal, infer_request, running_grpc
 from tritonclient.utils import InferenceServerException
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

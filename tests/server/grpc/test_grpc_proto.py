@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2
-from servax.server.grpc_messages import MESSAGES
+from servax.server.rpc.messages import MESSAGES
 from tritonclient.grpc import service_pb2
 
-PROTO = resources.files("servax.server") / "proto"
+PROTO = resources.files("servax.server.rpc") / "proto"
 
 
 def fields(descriptor: Any) -> dict[str, tuple[int, int, bool, str]]:

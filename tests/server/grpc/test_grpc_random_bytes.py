@@ -6,7 +6,7 @@ import grpc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servax.server.grpc_messages import MESSAGES
+from servax.server.rpc.messages import MESSAGES
 
 SETTINGS = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

@@ -16,10 +16,10 @@ import tritonclient.grpc as triton
 from servax.server.admission import QueueLimits
 from servax.server.fake import FakeTokenizer
 from servax.server.fake_device import FakeDevice
-from servax.server.grpc_messages import MESSAGES, SERVICE
-from servax.server.grpc_testing import Refusal, infer_request, output_of, running_grpc
-from servax.server.grpc_v2 import create_grpc_server
 from servax.server.metrics import Metrics
+from servax.server.rpc.messages import MESSAGES, SERVICE
+from servax.server.rpc.service import create_grpc_server
+from servax.server.rpc.testing import Refusal, infer_request, output_of, running_grpc
 from servax.server.seam import Engine
 from servax.server.text import Embedder
 

@@ -8,11 +8,11 @@ import httpx
 import ml_dtypes
 import numpy as np
 import pytest
-from servax.server.asgi import create_app
 from servax.server.config import HttpConfig
 from servax.server.fake import FakeEngine, FakeTokenizer, counting_embedder, doubler
+from servax.server.http.asgi import create_app
+from servax.server.http.testing import running
 from servax.server.metrics import Metrics
-from servax.server.testing import running
 from servax.server.text import Embedder
 
 

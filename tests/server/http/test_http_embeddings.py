@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import openai
 import pytest
-from servax.server.openai import EmbeddingResponse, ErrorResponse
+from servax.server.http.openai import EmbeddingResponse, ErrorResponse
 
 
 @pytest.fixture(scope="module")

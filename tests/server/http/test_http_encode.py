@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from servax.server.encode import DATATYPES, base64_float32, cast, datatype_of, dumps, from_bytes, from_json
 from servax.server.errors import BadTensor
+from servax.server.http.encode import (
+    DATATYPES,
+    base64_float32,
+    cast,
+    datatype_of,
+    dumps,
+    from_bytes,
+    from_json,
+)
 
 NATIVE = [name for name in DATATYPES if name != "BF16"]
 

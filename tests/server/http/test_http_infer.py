@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from servax.server.kserve_schema import InferError, InferResponse
+from servax.server.http.kserve_schema import InferError, InferResponse
 from tritonclient.utils import InferenceServerException
 
 X8 = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1.5] * 8}

@@ -7,10 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
-from servax.server.asgi import create_app
+from servax.server.cli.late import LateEngine
 from servax.server.errors import DeadlineExceeded, ModelError, Overloaded
-from servax.server.late import LateEngine
-from servax.server.testing import running
+from servax.server.http.asgi import create_app
+from servax.server.http.testing import running
 from servax.server.text import Embedder
 
 X8 = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1.5] * 8}

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import servax
 import tritonclient.http as triton
-from servax.server.asgi import create_app
+from servax.server.cli.wiring import batch_counter
 from servax.server.fake import FakeTokenizer
+from servax.server.http.asgi import create_app
+from servax.server.http.testing import running
 from servax.server.metrics import Metrics
 from servax.server.seam import Engine
-from servax.server.testing import running
 from servax.server.text import Embedder
-from servax.server.wiring import batch_counter
 
 
 def embed(params: Any, *, ids: Any, mask: Any) -> dict[str, Any]:

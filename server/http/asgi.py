@@ -11,14 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .. import _version
+from ... import _version
+from ..config import HttpConfig
+from ..errors import BadRequest, NotReady, ServerError, UnknownModel
+from ..metrics import Metrics
+from ..seam import Engine, find_model, progress_text
+from ..text import Embedder
 from . import kserve, kserve_schema, openai, openapi
-from .config import HttpConfig
 from .encode import dumps
-from .errors import BadRequest, NotReady, ServerError, UnknownModel
-from .metrics import Metrics
-from .seam import Engine, find_model, progress_text
-from .text import Embedder
 from .wire import Call, HotRoute, error_headers
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]

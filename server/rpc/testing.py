@@ -10,10 +10,10 @@ import grpc
 import numpy as np
 from google.rpc import error_details_pb2, status_pb2
 
-from .encode import from_bytes
-from .grpc_codec import FIELDS
-from .grpc_messages import MESSAGES
-from .grpc_v2 import listening
+from ..http.encode import from_bytes
+from .codec import FIELDS
+from .messages import MESSAGES
+from .service import listening
 
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .seam import Engine, ModelHandle
-from .text import Embedder
+from ..seam import Engine, ModelHandle
+from ..text import Embedder
 
 
 class LateEngine:

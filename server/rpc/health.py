@@ -7,9 +7,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from .errors import ServerError
-from .grpc_messages import SERVICE
-from .seam import Engine, find_model
+from ..errors import ServerError
+from ..seam import Engine, find_model
+from .messages import SERVICE
 
 _Status = health_pb2.HealthCheckResponse
 _OF_SERVER = frozenset({"", SERVICE})

@@ -11,12 +11,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from .asgi import create_app
-from .config import ServeConfig
-from .errors import ConfigError
+from ..config import ServeConfig
+from ..errors import ConfigError
+from ..http.asgi import create_app
+from ..metrics import Metrics
+from ..seam import Engine
 from .late import LateEngine
-from .metrics import Metrics
-from .seam import Engine
 
 Load = Callable[[LateEngine, Metrics], None]
 """Makes the engine, hands it to `arrive`, and returns once it is warm or raises; runs in its own thread."""
@@ -134,7 +134,7 @@ async def _grpc(config: ServeConfig, late: LateEngine, metrics: Metrics) -> Asyn
     if config.grpc_port is None:
         yield
         return
-    from .grpc_v2 import create_grpc_server, listening
+    from ..rpc.service import create_grpc_server, listening
 
     grpc_server = create_grpc_server(late, texts=late.texts, metrics=metrics, config=config.grpc)
     async with listening(grpc_server, config.host, config.grpc_port):

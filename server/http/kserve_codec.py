@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ..errors import BadRequest, BadTensor
 from .encode import (
     BFLOAT16,
     DATATYPES,
@@ -17,7 +18,6 @@ from .encode import (
     strings_from_bytes,
     strings_from_json,
 )
-from .errors import BadRequest, BadTensor
 from .kserve_schema import InferRequest, InputTensor, OnlyId, Parameters
 from .wire import Call, Reply
 

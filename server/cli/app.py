@@ -14,11 +14,11 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from .. import _version
-from .cli_fit import fit
-from .cli_inspect import check, inspect
-from .config import ServeConfig
-from .errors import ConfigError, ServerError
+from ... import _version
+from ..config import ServeConfig
+from ..errors import ConfigError, ServerError
+from .fit import fit
+from .inspect import check, inspect
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_WARMUP = 1, 2, 3, 4
 
@@ -125,7 +125,7 @@ def _serve(config: ServeConfig, strict: bool) -> int:
     # Until uvicorn listens to signals there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # Imported here: `--help` and usage errors answer at once.
-    from .serve import open_socket, serve
+    from .serving import open_socket, serve
 
     with open_socket(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -157,9 +157,9 @@ def _loader(config: ServeConfig) -> Callable[..., None]:
 
 
 def _warmup(config: ServeConfig, as_json: bool) -> int:
+    from ..metrics import Metrics
     from . import wiring
     from .console import WarmupView, warm_table
-    from .metrics import Metrics
 
     view = WarmupView(_errors)
     server, _ = wiring.build(config, Metrics(), view)
@@ -186,7 +186,7 @@ def exit_code(error: BaseException) -> int:
     """The exit code that tells what went wrong."""
     if isinstance(error, ConfigError):
         return EXIT_CONFIG
-    from ..jit_cache import JitCacheError
+    from ...jit_cache import JitCacheError
 
     if isinstance(error, JitCacheError | ServerError):
         return EXIT_WARMUP

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 from typing_extensions import TypedDict
 
+from ..errors import BadRequest, BadTensor, NotReady, ServerError, TooManyRows, UnknownModel
+from ..metrics import Metrics
+from ..seam import Engine, ModelHandle, find_model
+from ..text import Cut, Embedder, EmbedResult
 from .encode import base64_float32, dumps
-from .errors import BadRequest, BadTensor, NotReady, ServerError, TooManyRows, UnknownModel
-from .metrics import Metrics
-from .seam import Engine, ModelHandle, find_model
-from .text import Cut, Embedder, EmbedResult
 from .wire import Call, Header, Reply
 
 

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..bucketing import BucketingError
-from .cli_fit_ladder import Fitted, Sizes, fitted
-from .cli_fit_trace import read_sizes
-from .errors import ConfigError, ServerError
+from ...bucketing import BucketingError
+from ..errors import ConfigError, ServerError
+from .fit_ladder import Fitted, Sizes, fitted
+from .fit_trace import read_sizes
 
 EXIT_USAGE = 2
 DEFAULT_PROGRAMS = 8

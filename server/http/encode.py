@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from .errors import BadTensor
+from ..errors import BadTensor
 
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 

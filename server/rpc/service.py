@@ -8,16 +8,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from .. import _version
-from .asgi import find_listed
-from .config import GrpcConfig
-from .encode import dumps
-from .errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
-from .grpc_call import GrpcCall, Method
-from .grpc_codec import GrpcInputs, decode, encode, encode_metadata, parse
-from .grpc_health import Health
-from .grpc_messages import MESSAGES, POOL, SERVICE
-from .kserve import (
+from ... import _version
+from ..config import GrpcConfig
+from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
+from ..http.asgi import find_listed
+from ..http.encode import dumps
+from ..http.kserve import (
     TEXT,
     Rows,
     check_row_count,
@@ -28,10 +24,14 @@ from .kserve import (
     truncation,
     wanted_outputs,
 )
-from .kserve_codec import whole
-from .metrics import Metrics
-from .seam import Engine, ModelHandle, find_model
-from .text import Cut, Embedder
+from ..http.kserve_codec import whole
+from ..metrics import Metrics
+from ..seam import Engine, ModelHandle, find_model
+from ..text import Cut, Embedder
+from .call import GrpcCall, Method
+from .codec import GrpcInputs, decode, encode, encode_metadata, parse
+from .health import Health
+from .messages import MESSAGES, POOL, SERVICE
 
 
 def create_grpc_server(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..bucketing import (
+from ...bucketing import (
     Ladder,
     LadderFit,
     LadderReport,
@@ -19,7 +19,7 @@ from ..bucketing import (
     report,
     single,
 )
-from .errors import ConfigError
+from ..errors import ConfigError
 
 Sizes = NDArray[np.int64]
 # Below this the halves of a trace say nothing about each other.

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import BadRequest, BadTensor, ModelError, NotReady, ServerError, TooManyRows
+from ..metrics import Metrics
+from ..seam import Engine, ModelHandle, TensorSpec, find_model
+from ..text import Cut, Embedder, Side
 from .encode import cast, datatype_of, dumps
-from .errors import BadRequest, BadTensor, ModelError, NotReady, ServerError, TooManyRows
 from .kserve_codec import Inputs, Tensor, check_parameters, decode, encode, flag, whole
 from .kserve_schema import ModelMetadata, Parameters, RequestedOutput, TensorMetadata
-from .metrics import Metrics
-from .seam import Engine, ModelHandle, TensorSpec, find_model
-from .text import Cut, Embedder, Side
 from .wire import Call, Reply
 
 TEXT = "text"

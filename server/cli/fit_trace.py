@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 DEFAULT_AXIS = "length"
 Record = tuple[int, dict[str, Any]]

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from ..jit_cache import (
+from ...jit_cache import (
     Servable,
     StoreError,
     WarmupStep,
     compile_log,
 )
-from ..jit_cache.store import Store
-from .api import Server
-from .config import ServeConfig
-from .device import BatchRecord
-from .errors import ConfigError
-from .metrics import Metrics
-from .text import Embedder, Tokenizer
+from ...jit_cache.store import Store
+from ..api import Server
+from ..config import ServeConfig
+from ..device import BatchRecord
+from ..errors import ConfigError
+from ..metrics import Metrics
+from ..text import Embedder, Tokenizer
 
 LOADER = "servax.models.registry:load"
 DEFAULT_MAX_BATCH = 32

@@ -12,9 +12,9 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from .errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
-from .metrics import Metrics
-from .seam import Engine
+from ..errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
+from ..metrics import Metrics
+from ..seam import Engine
 
 ROUTE = "grpc"
 DOMAIN = "servax"

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..bucketing import Bucket
-from ..jit_cache import ProgramFacts
-from ..jit_cache.fusion import FusionReport
-from ..jit_cache.safety import SafetyReport
+from ...bucketing import Bucket
+from ...jit_cache import ProgramFacts
+from ...jit_cache.fusion import FusionReport
+from ...jit_cache.safety import SafetyReport
 
 
 @dataclass(frozen=True, slots=True)

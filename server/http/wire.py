@@ -14,8 +14,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from .errors import BadRequest, Closed, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from .metrics import Metrics
+from ..errors import BadRequest, Closed, Overloaded, PayloadTooLarge, ServerError, Unavailable
+from ..metrics import Metrics
 
 Header = tuple[bytes, bytes]
 _log = logging.getLogger("servax.http")

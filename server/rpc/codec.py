@@ -1,6 +1,6 @@
 """Open Inference Protocol v2 over gRPC: from protobuf bytes to NumPy tensors and back.
 
-What a tensor may be, and the words of each refusal, are those of REST (`servax.server.encode`).
+What a tensor may be, and the words of each refusal, are those of REST (`servax.server.http.encode`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from .encode import DATATYPES, cast, datatype_of, from_bytes, strings_from_bytes
-from .errors import BadRequest, BadTensor
-from .grpc_messages import MESSAGES
-from .kserve_codec import Tensor
-from .kserve_schema import ModelMetadata, Parameters, RequestedOutput
-from .seam import ModelHandle
+from ..errors import BadRequest, BadTensor
+from ..http.encode import DATATYPES, cast, datatype_of, from_bytes, strings_from_bytes
+from ..http.kserve_codec import Tensor
+from ..http.kserve_schema import ModelMetadata, Parameters, RequestedOutput
+from ..seam import ModelHandle
+from .messages import MESSAGES
 
 _REQUEST_PARAMETERS = ("priority", "timeout", "truncate", "truncate_side")
 _InferRequest = MESSAGES["ModelInferRequest"]
@@ -68,7 +68,7 @@ def parse(name: str, raw: bytes) -> Any:
     except DecodeError as error:
         raise BadRequest(
             f"A request must be a {name} of the Open Inference Protocol v2, got bytes that are none"
-            f" ({error}); build it from server/proto/inference.proto or from server reflection."
+            f" ({error}); build it from server/rpc/proto/inference.proto or from server reflection."
         ) from None
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ..bucketing import Bucket, BucketingError
-from .config import ServeConfig
-from .errors import ConfigError, ServerError
+from ...bucketing import Bucket, BucketingError
+from ..config import ServeConfig
+from ..errors import ConfigError, ServerError
 
 if TYPE_CHECKING:
-    from .cli_inspect_view import Inspected
+    from .inspect_view import Inspected
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_UNSAFE = 1, 2, 3, 4
 
@@ -44,7 +44,7 @@ def inspect(
     if as_json:
         typer.echo(json.dumps({"model": model, "programs": [row.to_json() for row in rows]}, indent=2))
         return
-    from .cli_inspect_view import print_programs
+    from .inspect_view import print_programs
 
     print_programs(Console(), model, rows, top)
 
@@ -77,7 +77,7 @@ def check(
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
-        from .cli_inspect_view import print_safety
+        from .inspect_view import print_safety
 
         print_safety(Console(), report)
     if not report.ok:
@@ -87,10 +87,10 @@ def check(
 def _inspected(options: dict[str, Any], texts: list[str]) -> "list[Inspected]":
     import jax
 
-    from ..jit_cache import compile_program, warmup_order
-    from ..jit_cache.fusion import inspect_program
-    from ..jit_cache.timing import matrix_peak, time_program
-    from .cli_inspect_view import Inspected
+    from ...jit_cache import compile_program, warmup_order
+    from ...jit_cache.fusion import inspect_program
+    from ...jit_cache.timing import matrix_peak, time_program
+    from .inspect_view import Inspected
 
     servable = _resolved(options).servable
     buckets = [_within(Bucket.parse(text, servable.grid.axes), servable.limits) for text in texts]
@@ -115,7 +115,7 @@ def _within(bucket: Bucket, limits: Mapping[str, int]) -> Bucket:
 
 
 def _checked(options: dict[str, Any], vocabularies: list[str], probing: dict[str, Any]) -> Any:
-    from ..jit_cache.safety import check_padding
+    from ...jit_cache.safety import check_padding
 
     resolved = _resolved(options)
     names = [one.name for one in resolved.servable.signature.inputs]

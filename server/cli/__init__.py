@@ -1,0 +1,5 @@
+"""The `servax` command."""
+
+from .app import app, main
+
+__all__ = ["app", "main"]

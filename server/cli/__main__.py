@@ -1,0 +1,5 @@
+"""`python -m servax.server.cli` is the `servax` command."""
+
+from .app import main
+
+main()

@@ -1,0 +1,1 @@
+"""gRPC: Open Inference Protocol v2, health and reflection."""
