@@ -58,6 +58,7 @@ VALIDATION_COLUMNS = {
     "measured_per_s": "measured/s|.1f",
     "ratio": "ratio|.2f",
     "pace": "pace|.2f",
+    "steady": "steady",
     "unscaled_per_s": "unscaled|.1f",
     "own_costs_per_s": "own costs|.1f",
     "predicted_waste": "waste pred.|.1%",

@@ -153,6 +153,8 @@ def _warm_one(
     """Wait for one program and run it once; what went wrong, if anything did."""
     try:
         program = future.result(timeout_s)
+    except CancelledError:  # the compile service was closed; no fault of the bucket's
+        raise
     except TimeoutError as failure:
         return _named(failure) if future.done() else f"not compiled within {timeout_s:g} s"
     except Exception as failure:  # isolated: named in the report, the other buckets go on

@@ -124,9 +124,10 @@ class Server:
         with self._life:
             if self._state != "new":
                 raise Closed(f"a server is started once; this one is {self._state}: make a new one")
-            self._state = "started"
             self._dispatcher.start()
             self._device.start()
+            # Not before: a probe that comes in between would see a server without its device thread.
+            self._state = "started"
             self._warmup.start()
         return self
 

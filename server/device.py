@@ -8,7 +8,6 @@ import functools
 import logging
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -199,9 +198,9 @@ class DeviceLoop:
             self._dispatcher.finish((), ())
 
     def _time(self, probe: Probe) -> float:
-        begin = time.perf_counter()
-        Batch(probe.model, probe.program.bucket, (), "probe", self._clock.now()).fetch()
-        return time.perf_counter() - begin
+        begin_s = self._clock.now()
+        Batch(probe.model, probe.program.bucket, (), "probe", begin_s).fetch()
+        return self._clock.now() - begin_s
 
 
 def _model_error(model: Model, bucket: Bucket, cause: Exception) -> ModelError:

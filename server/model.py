@@ -228,7 +228,8 @@ class Model:
 
     def opened(self, bucket: Bucket, run_s: float) -> None:
         """A program is warm and was timed: from now on it is planned with; device thread only."""
-        self.cost.observe(bucket, run_s)
+        if run_s > 0:  # a manual clock measures nothing
+            self.cost.observe(bucket, run_s)
         self._opened.append(bucket)
         grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)

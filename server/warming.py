@@ -96,12 +96,14 @@ class WarmUp:
         until_s = self._clock.now() + timeout_s
         with self._changed:
             while not done():
+                if self._stop.is_set():
+                    return False
                 if self.error is not None:
                     raise WarmupError(f"warm-up ended early: {self.error}") from self.error
                 for model in self._models:
                     if model.lost:
                         model.report.require_complete()
-                if self.finished or self._stop.is_set():
+                if self.finished:
                     return False
                 if self._clock.now() >= until_s:
                     warm = sum(len(model.report.warm) for model in self._models)

@@ -118,7 +118,8 @@ def build(
     )
     compile_log().subscribe(lambda phase, seconds: metrics.compile(phase, seconds, "compiled"))
     for name in server.models:
-        metrics.watch_rows(name, lambda: server.load()["waiting_rows"], lambda: server.load()["running_rows"])
+        model = server.models[name]
+        metrics.watch_rows(name, lambda model=model: model.load()[0], lambda model=model: model.load()[1])
     return server, text_fronts(server, resolved, config)
 
 

@@ -1,6 +1,7 @@
 """The server as a user sees it: its life, its health, its calls."""
 
 import asyncio
+import re
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -482,7 +483,7 @@ def test_wait_ready_gives_up_at_its_timeout(doubling, request):
     while thread.is_alive():
         clock.advance(5.0)
         thread.join(0.05)
-    assert "within 5 s; 0 of 9 programs are warm" in errors[0]
+    assert re.search(r"within 5 s; 0 of \d+ programs are warm", errors[0])
     for _ in range(100):
         compiler.permits.release()
     server.close(0.0)

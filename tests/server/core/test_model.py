@@ -23,7 +23,7 @@ from servax.server import (
     TooLong,
     TooManyRows,
 )
-from servax.server.clock import ManualClock
+from servax.server.clock import ManualClock, MonotonicClock
 from servax.server.door import allowed_s
 from servax.server.request import PRIORITIES
 
@@ -331,7 +331,7 @@ def test_Q1_a_deadline_while_the_device_is_held(serve, doubling):
 
 
 def test_Q10_a_wall_clock_that_steps_back_changes_nothing(serve, doubling, monkeypatch):
-    server, device = serve(doubling(batch=1))
+    server, device = serve(doubling(batch=1), clock=MonotonicClock())
     device.hold()
     first = server.model().run_threaded([item()], timeout_s=30.0)
     assert device.held.wait(20.0)
