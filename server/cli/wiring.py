@@ -6,6 +6,7 @@ Everything heavy (JAX, weights) is imported or read here, so that the socket can
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..config import ServeConfig
 from ..device import BatchRecord
 from ..errors import ConfigError
 from ..metrics import Metrics
+from ..model import Model
 from ..text import Embedder, Tokenizer
 
 LOADER = "servax.models.registry:load"
@@ -118,9 +120,14 @@ def build(
     )
     compile_log().subscribe(lambda phase, seconds: metrics.compile(phase, seconds, "compiled"))
     for name in server.models:
-        model = server.models[name]
-        metrics.watch_rows(name, lambda model=model: model.load()[0], lambda model=model: model.load()[1])
+        metrics.watch_rows(
+            name, partial(_load, server.models[name], 0), partial(_load, server.models[name], 1)
+        )
     return server, text_fronts(server, resolved, config)
+
+
+def _load(model: Model, which: int) -> float:
+    return model.load()[which]
 
 
 def open_store(config: ServeConfig) -> Store | None:
