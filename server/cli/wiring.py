@@ -52,6 +52,11 @@ def resolve(config: ServeConfig) -> Resolved:
         return Resolved(_user_servable(config))
     load = import_attribute(LOADER)
     model = load(config.model, max_tokens=config.max_length)
+    if model.task != "embedding":
+        raise ConfigError(
+            f"servax serve answers with embeddings; {config.model!r} is a model for {model.task}: name an "
+            f"embedding model"
+        )
     servable = Servable(
         model.apply,
         model.params,
