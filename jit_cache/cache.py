@@ -44,6 +44,11 @@ class ProgramCache:
             raise SealedError(_explain_miss(bucket, list(self._ready)))
         return program
 
+    def discard(self, bucket: Bucket) -> None:
+        """Let a program go; a batch that runs it still holds it."""
+        with self._lock:
+            self._ready.pop(bucket, None)
+
     def request(self, bucket: Bucket) -> "Future[Program]":
         """Have a bucket compiled in the compile thread, unless it is warm or under way.
 

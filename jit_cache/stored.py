@@ -1,7 +1,7 @@
 """Programs through the store: loaded where they are known, compiled and kept where they are not."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +30,7 @@ class StoredPrograms:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._makers: WeakKeyDictionary[Servable, Fingerprinter | None] = WeakKeyDictionary()
         self._keys: WeakKeyDictionary[Servable, dict[Bucket, Fingerprint]] = WeakKeyDictionary()
 
     def fingerprint(self, servable: Servable, bucket: Bucket) -> Fingerprint | None:
@@ -38,25 +39,20 @@ class StoredPrograms:
         Made for the whole grid at the first call, which belongs in the compile thread: settings of JAX are
         read then.
         """
-        keys = self._keys.get(servable)
-        if keys is None or (keys and bucket not in keys):
-            keys = self._keys[servable] = self._make_keys(servable, {bucket, *servable.grid})
-            # Or storing the last programs of a grid would evict its first.
+        if servable not in self._makers:
+            self._makers[servable] = self._maker(servable)
+            self._keys[servable] = {}
+        maker, keys = self._makers[servable], self._keys[servable]
+        if maker is not None and bucket not in keys:
+            # A grid at once: or storing its last programs would evict its first.
+            for one in {bucket, *servable.grid} - keys.keys():
+                keys[one] = maker.at(
+                    servable.signature.abstract_at(one),
+                    bucket=dict(zip(one.axes, one.sizes, strict=True)),
+                    outputs=servable.declared_outputs,
+                )
             self.store.pin(keys.values())
         return keys.get(bucket)
-
-    def _make_keys(self, servable: Servable, buckets: Iterable[Bucket]) -> dict[Bucket, Fingerprint]:
-        maker = self._maker(servable)
-        if maker is None:
-            return {}
-        return {
-            bucket: maker.at(
-                servable.signature.abstract_at(bucket),
-                bucket=dict(zip(bucket.axes, bucket.sizes, strict=True)),
-                outputs=servable.declared_outputs,
-            )
-            for bucket in buckets
-        }
 
     def _maker(self, servable: Servable) -> Fingerprinter | None:
         try:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .api import Server
     from .batch import BatchRecord
     from .model import Model
+    from .refit import RefitPolicy
 
 __all__ = [
     "BadRequest",
@@ -43,6 +44,7 @@ __all__ = [
     "Overloaded",
     "PayloadTooLarge",
     "QueueLimits",
+    "RefitPolicy",
     "Server",
     "ServerError",
     "TooLong",
@@ -53,5 +55,11 @@ __all__ = [
 
 __getattr__, __dir__ = attach(
     __name__,
-    {".admission": ["QueueLimits"], ".api": ["Server"], ".batch": ["BatchRecord"], ".model": ["Model"]},
+    {
+        ".admission": ["QueueLimits"],
+        ".api": ["Server"],
+        ".batch": ["BatchRecord"],
+        ".model": ["Model"],
+        ".refit": ["RefitPolicy"],
+    },
 )

@@ -18,6 +18,8 @@ from .device import BatchRecord, DeviceLoop
 from .dispatcher import Dispatcher
 from .errors import Closed, ConfigError, Unavailable, UnknownModel
 from .model import Compile, Model, Shared
+from .refit import RefitPolicy, Refitter
+from .refitting import refitter
 from .request import DEFAULT_PRIORITY
 from .sinks import Sinks
 from .warming import OnProgress, WarmUp
@@ -48,6 +50,7 @@ class Server:
         on_progress: called with the model's name and each warm-up step, in the warm-up thread.
         on_batch: called with each batch's record, in the device thread.
         store: where programs are kept between starts; None keeps none.
+        refit: when a grid that no longer fits what arrives is fitted anew; None for never.
         clock: source of time, for tests.
         compile_program: makes the program of a bucket; `servax.server.fake_device` has one for tests.
 
@@ -69,6 +72,7 @@ class Server:
         on_progress: OnProgress | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
         store: Store | None = None,
+        refit: RefitPolicy | None = None,
         clock: Clock | None = None,
         compile_program: Compile = compile_program,
     ) -> None:
@@ -109,6 +113,13 @@ class Server:
             on_progress=on_progress,
             stored=stored,
         )
+        self.refitters: Mapping[str, Refitter] = MappingProxyType(
+            {
+                model.name: refitter(model, refit, self._dispatcher, self._clock, self._warmup.probe)
+                for model in made
+                if refit is not None
+            }
+        )
         self._life = threading.Lock()
         self._over = threading.Event()
         self._state = "new"
@@ -129,6 +140,8 @@ class Server:
             # Not before: a probe that comes in between would see a server without its device thread.
             self._state = "started"
             self._warmup.start()
+            for refitter in self.refitters.values():
+                refitter.start()
         return self
 
     def wait_ready(self, timeout_s: float = 900.0) -> Self:
@@ -175,12 +188,16 @@ class Server:
         try:
             self._dispatcher.drain()
             self._warmup.stop()
+            for refitter in self.refitters.values():
+                refitter.stop()
             self._dispatcher.wait_idle(drain_s)
         finally:
             self._dispatcher.close()
             self._device.join(_JOIN_S)
             self._compiler.close()
             self._warmup.join(_JOIN_S)
+            for refitter in self.refitters.values():
+                refitter.join(_JOIN_S)
             self._state = "closed"
             self._over.set()
 

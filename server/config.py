@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 
 class HttpConfig(BaseModel):
@@ -14,6 +14,8 @@ class HttpConfig(BaseModel):
         tokenize_inline_chars: texts of together fewer characters are tokenized on the event loop;
             more go to a worker thread. A tokenizer does about 2 million characters a second, so the
             default holds the loop for at most 10 ms, and a thread hop costs about 0.1 ms.
+        client_header: header that names a client for fairness, such as `x-forwarded-for` behind a proxy that
+            sets it; None takes the peer's address. An API key comes before both.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -21,6 +23,7 @@ class HttpConfig(BaseModel):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     retry_after_s: float = Field(default=2.0, gt=0)
     tokenize_inline_chars: int = Field(default=20_000, ge=0)
+    client_header: str | None = Field(default=None, min_length=1)
 
 
 class GrpcConfig(BaseModel):
@@ -41,48 +44,127 @@ class GrpcConfig(BaseModel):
     health_watch_s: float = Field(default=0.5, gt=0)
 
 
-class ServeConfig(BaseModel):
-    """Everything `servax serve` and `servax warmup` can be told.
+class QueueConfig(BaseModel):
+    """Bounds on what may wait, over all models of the server.
 
     Attributes:
-        model: what to serve: a built-in name, a checkpoint folder, a hub id, or `module:attribute` that
-            names a `Servable`.
+        rows: most rows waiting for a launch.
+        elements: most real elements (tokens, pixels) waiting; None for no bound.
+        bytes: most bytes of inputs waiting; None for no bound.
+        client_rows: most rows of one client waiting, known by its API key, by `http.client_header`, or else
+            by its address; None for no bound.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rows: int = Field(default=4096, gt=0)
+    elements: int | None = Field(default=None, gt=0)
+    bytes: int | None = Field(default=None, gt=0)
+    client_rows: int | None = Field(default=None, gt=0)
+
+
+class ModelConfig(BaseModel):
+    """One model to serve.
+
+    Attributes:
+        model: a built-in name, a checkpoint folder, a hub id, or `module:attribute` that names a `Servable`.
         name: the model's name on the wire; None takes the model's own.
-        host: address to listen on.
-        port: TCP port; 0 lets the system choose.
         max_batch: rows of the largest bucket; None means 32.
         max_length: limit of the length axis, in tokens; None takes the model's own.
         scheme: ladder of the varying axes, as `name` or `name:argument,...`; None means
             `powers_of_two:16`.
-        max_wait_ms: how long an idle device may wait for more rows.
-        store: where programs are kept between starts: a directory or an fsspec URL; None means the user's
-            cache directory.
-        use_store: whether programs are kept at all.
-        store_max_bytes: most bytes of stored programs; None for no bound.
-        grpc_port: TCP port of the same protocol over gRPC; None for none, 0 lets the system choose.
-        seal: whether JAX tracing is switched off in the whole process after warm-up.
-        drain_s: seconds that admitted requests get after a stop signal.
-        log_level: of the HTTP server's log.
-        http: limits of the HTTP front.
-        grpc: limits of the gRPC front.
+        max_elements: most elements (rows x tokens) of a bucket; None for no bound.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="minilm", min_length=1)
     name: str | None = Field(default=None, min_length=1)
-    host: str = "127.0.0.1"
-    port: int = Field(default=8000, ge=0, le=65535)
     max_batch: int | None = Field(default=None, gt=0)
     max_length: int | None = Field(default=None, gt=0)
     scheme: str | None = None
-    max_wait_ms: float = Field(default=0.0, ge=0)
+    max_elements: int | None = Field(default=None, gt=0)
+
+
+class ServeConfig(ModelConfig):
+    """Everything `servax serve` and `servax warmup` can be told.
+
+    One model is described by the fields of `ModelConfig`, several by `models`.
+
+    Attributes:
+        models: several models, instead of the one.
+        host: address to listen on.
+        port: TCP port; 0 lets the system choose.
+        max_wait_ms: how long an idle device may wait for more rows.
+        max_request_rows: most rows in one request.
+        timeout_s: most seconds that a request may take; a caller may ask for less. None for no bound.
+        stall_s: a device that finishes nothing for so long is taken for hung.
+        ready_when: `grid`: ready once every program is warm; `coverage`: once the one that holds everything is.
+        queue: bounds on what may wait.
+        store: where programs are kept between starts: a directory or an fsspec URL; None means the user's
+            cache directory.
+        use_store: whether programs are kept at all.
+        store_max_bytes: most bytes of stored programs; None for no bound.
+        refit: whether sizes that no longer fit what arrives are fitted anew, in the background.
+        grpc_port: TCP port of the same protocol over gRPC; None for none, 0 lets the system choose.
+        api_key: keys, one of which a request must bring; none lets everybody in. Probes and metrics need none.
+        tls_cert: file of the certificate chain (PEM), for both protocols; None for plain text.
+        tls_key: file of its private key (PEM).
+        seal: whether JAX tracing is switched off in the whole process after warm-up.
+        strict: whether a program that cannot be made stops the server.
+        drain_s: seconds that admitted requests get after a stop signal.
+        log_level: of the server's logs; `info` has a line for each request.
+        log_format: `text` for people, `json` for machines.
+        http: limits of the HTTP front.
+        grpc: limits of the gRPC front.
+    """
+
+    models: tuple[ModelConfig, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    max_wait_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_request_rows: int = Field(default=2048, gt=0)
+    timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    stall_s: float = Field(default=120.0, gt=0)
+    ready_when: Literal["grid", "coverage"] = "grid"
+    queue: QueueConfig = QueueConfig()
     store: str | None = Field(default=None, min_length=1)
     use_store: bool = True
     store_max_bytes: int | None = Field(default=None, gt=0)
+    refit: bool = False
     grpc_port: int | None = Field(default=None, ge=0, le=65535)
+    api_key: tuple[SecretStr, ...] = ()
+    tls_cert: str | None = Field(default=None, min_length=1)
+    tls_key: str | None = Field(default=None, min_length=1)
     seal: bool = True
-    drain_s: float = Field(default=30.0, ge=0)
+    strict: bool = False
+    drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "warning"
+    log_format: Literal["text", "json"] = "text"
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
+
+    @property
+    def served(self) -> tuple[ModelConfig, ...]:
+        """The models to serve, one or several."""
+        return self.models or (self,)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ServeConfig":
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ValueError(f"TLS needs tls_cert and tls_key; got {given} alone: set {missing} too")
+        if self.max_request_rows > self.queue.rows:
+            raise ValueError(
+                f"max_request_rows is at most the {self.queue.rows} of queue.rows; got "
+                f"{self.max_request_rows}: change one of them"
+            )
+        single = sorted(self.model_fields_set & set(ModelConfig.model_fields))
+        if self.models and single:
+            raise ValueError(
+                f"options of a model go into its table where [[models]] lists several; got {single[0]} beside "
+                "them: move it there"
+            )
+        if any(not key.get_secret_value() for key in self.api_key):
+            raise ValueError("an api_key has at least one character; got an empty one: drop it")
+        return self

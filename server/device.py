@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bucketing import Bucket
+from ..bucketing import Bucket, Grid
 from ..jit_cache import REQUEST, OutputError, Program, SealedError, compile_log
 from .batch import Batch, BatchRecord
 from .clock import Clock
@@ -44,6 +44,19 @@ class Probe:
     def fail(self, error: Exception) -> None:
         """It will not be run."""
         self.seconds.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Another grid for a model, to be put in place between two batches."""
+
+    model: Model
+    grid: Grid
+    done: "Future[None]"
+
+    def fail(self, error: Exception) -> None:
+        """It will not be done."""
+        self.done.set_exception(error)
 
 
 class DeviceLoop:
@@ -114,6 +127,8 @@ class DeviceLoop:
             self._launch(self._models[work.lane], work.launch.bucket, work.launch.rows, work.launch.reason)
         elif isinstance(work, Probe):
             self._probe(work)
+        elif isinstance(work, Swap):
+            self._swap(work)
         elif self._flying:
             self._finish(self._flying.popleft())
         else:
@@ -139,6 +154,8 @@ class DeviceLoop:
     def _report(self, batch: Batch, outputs: list[list[np.ndarray]]) -> None:
         seconds = self._clock.now() - batch.launched_s
         self._dispatcher.finish(batch.rows, outputs)
+        if batch.model.traffic is not None:
+            batch.model.traffic.add([row.sizes for row in batch.rows], batch.launched_s)
         if self._depth == 1 and seconds > 0:
             # With several in flight the time includes the batch before: no measurement of this bucket.
             batch.model.cost.observe(batch.bucket, seconds)
@@ -194,6 +211,18 @@ class DeviceLoop:
             probe.fail(error)
         else:
             probe.seconds.set_result(seconds)
+        finally:
+            self._dispatcher.finish((), ())
+
+    def _swap(self, swap: Swap) -> None:
+        while self._flying:  # they hold buffers of buckets that may leave
+            self._finish(self._flying.popleft())
+        try:
+            swap.model.swap(swap.grid)
+        except Exception as error:  # the re-fit's thread reports it; the old grid stays
+            swap.fail(error)
+        else:
+            swap.done.set_result(None)
         finally:
             self._dispatcher.finish((), ())
 

@@ -27,6 +27,7 @@ from .clock import Clock
 from .dispatcher import Dispatcher
 from .door import Door, Rows, allowed_s, check_call
 from .errors import ConfigError, NotReady
+from .refit import Traffic
 from .request import DEFAULT_PRIORITY, Request, Row
 from .sinks import Sinks
 
@@ -88,6 +89,7 @@ class Model:
         self._leaves: Sequence[jax.Array] | None = None
         self._opened: list[Bucket] = []
         self._staging: dict[Bucket, list[Staging]] = {}
+        self.traffic: Traffic | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {len(self.cache.ready())} of {len(self.order)} programs warm)"
@@ -233,6 +235,28 @@ class Model:
         self._opened.append(bucket)
         grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+
+    @property
+    def grid(self) -> Grid:
+        """The buckets that are planned with; those of the servable until some are warm."""
+        planner = self.batcher.planner
+        return self.servable.grid if planner is None else planner.grid
+
+    def swap(self, grid: Grid) -> None:
+        """Plan with these warm buckets only, and let the other programs go; device thread, none in flight.
+
+        Raises:
+            KeyError: if a bucket of the grid is not warm; nothing changes.
+        """
+        if missing := [str(bucket) for bucket in grid if bucket not in self._opened]:
+            raise KeyError(f"a grid is swapped in once all of it is warm; {missing} are not")
+        grid.check_coverage({axis: self.limits[axis] for axis in grid.item_axes})
+        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+        for bucket in self._opened:
+            if bucket not in grid:
+                self.cache.discard(bucket)
+                self._staging.pop(bucket, None)
+        self._opened = list(grid)
 
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
         """The smallest warm bucket for rows that `bucket` holds; device thread only."""

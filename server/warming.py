@@ -141,13 +141,18 @@ class WarmUp:
         warm_up(
             model.cache,
             buckets,
-            lambda program: self._probe(model, program),
+            lambda program: self.probe(model, program),
             report=model.report,
             on_step=lambda step: self._stepped(model, step),
             stop=self._stop,
         )
 
-    def _probe(self, model: Model, program: Program) -> float:
+    def probe(self, model: Model, program: Program) -> float:
+        """Run a new program on the device thread, from where on it is planned with; seconds of one run.
+
+        Raises:
+            WarmupError: if it does not come back in time; otherwise whatever the run raises.
+        """
         probe = Probe(model, program, Future())
         self._dispatcher.post(probe)
         try:

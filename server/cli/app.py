@@ -19,6 +19,7 @@ from ..config import ServeConfig
 from ..errors import ConfigError, ServerError
 from .fit import fit
 from .inspect import check, inspect
+from .store import app as store_app
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_WARMUP = 1, 2, 3, 4
 
@@ -82,6 +83,9 @@ def serve(
     ] = None,
     store: StoreAt = None,
     use_store: UseStore = True,
+    refit: Annotated[
+        bool, typer.Option(help="Fit the sizes anew, in the background, to what arrives.")
+    ] = False,
     seal: Annotated[bool, typer.Option(help="Forbid JAX tracing in this process after warm-up.")] = True,
     strict: Annotated[bool, typer.Option(help="Exit with 4 if a program cannot be made.")] = False,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for admitted requests at the end.")] = 30.0,
@@ -225,6 +229,7 @@ def _fail(message: str, code: int) -> NoReturn:
 app.command()(fit)
 app.command()(inspect)
 app.command()(check)
+app.add_typer(store_app)
 
 
 def main() -> None:

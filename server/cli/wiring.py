@@ -23,6 +23,7 @@ from ..device import BatchRecord
 from ..errors import ConfigError
 from ..metrics import Metrics
 from ..model import Model
+from ..refit import RefitPolicy
 from ..text import Embedder, Tokenizer
 
 LOADER = "servax.models.registry:load"
@@ -119,6 +120,7 @@ def build(
         resolved.servable,
         store=open_store(config),
         max_wait_s=config.max_wait_ms / 1e3,
+        refit=RefitPolicy() if config.refit else None,
         seal=config.seal,
         on_progress=load_counter(metrics, on_progress),
         on_batch=batch_counter(metrics),
