@@ -4,13 +4,13 @@ Every name in the checkpoint is accounted for: used, known and left out, or repo
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .config import BertConfig
-from .errors import TensorMismatch
+from .tensors import match as match_names
 
 Array = np.ndarray[Any, Any]
 
@@ -71,47 +71,7 @@ def match(config: BertConfig, found: Mapping[str, tuple[int, ...]]) -> tuple[dic
     Raises:
         TensorMismatch: names every missing, unexpected and wrongly shaped tensor at once.
     """
-    wanted = expected(config)
-    names: dict[str, str] = {}
-    left_out: list[str] = []
-    unexpected: list[str] = []
-    for name in sorted(found):
-        plain = canonical(name)
-        if plain in wanted and plain not in names:
-            names[plain] = name
-        else:
-            (left_out if _LEFT_OUT.match(plain) else unexpected).append(name)
-    missing = tuple(name for name in wanted if name not in names)
-    pairs = {
-        names[plain]: (shape, tuple(found[names[plain]])) for plain, shape in wanted.items() if plain in names
-    }
-    wrong = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-    if missing or unexpected or wrong:
-        raise _mismatch(missing, tuple(unexpected), wrong)
-    return names, tuple(left_out)
-
-
-def _mismatch(
-    missing: tuple[str, ...],
-    unexpected: tuple[str, ...],
-    wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]],
-) -> TensorMismatch:
-    def section(title: str, lines: Iterable[str]) -> str:
-        lines = list(lines)
-        return "".join([f"\n{len(lines)} {title}:", *(f"\n  {line}" for line in lines)]) if lines else ""
-
-    shapes = (f"{name}: expected {want}, got {got}" for name, (want, got) in wrong.items())
-    return TensorMismatch(
-        "a checkpoint's tensors must be exactly those that its config.json describes, got "
-        f"{len(missing)} missing, {len(unexpected)} unexpected and {len(wrong)} of the wrong shape: "
-        "check that config.json and the weights belong together"
-        + section("missing", missing)
-        + section("unexpected", unexpected)
-        + section("of the wrong shape", shapes),
-        missing=missing,
-        unexpected=unexpected,
-        wrong=wrong,
-    )
+    return match_names(expected(config), found, canonical=canonical, left_out=_LEFT_OUT)
 
 
 def assemble(config: BertConfig, tensors: Mapping[str, Array]) -> dict[str, Any]:

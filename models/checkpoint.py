@@ -20,7 +20,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # What a loader here can use; a hub download leaves the rest (pickles, ONNX, other frameworks) out.
-_HUB_FILES = ("*.json", "*.txt", "model*.safetensors", "*/config.json")
+_HUB_FILES = ("*.json", "*.jinja", "*.txt", "model*.safetensors", "*/config.json")
 
 
 class TensorInfo(NamedTuple):
