@@ -48,8 +48,8 @@ COLUMNS = {
     "p99_ms": "p99|,.0f",
 }
 _VALIDATION_NOTE = (
-    "load: arrival rate / predicted capacity. pace: direct timings around the replay / table, by which the "
-    "predictions are scaled; unscaled: without that; own costs: from the replay's batches. Latencies in ms."
+    "load: arrival rate / predicted capacity. own costs: predicted from the replay's batches. others: what "
+    "other processes took of the machine. Latencies in ms."
 )
 VALIDATION_COLUMNS = {
     "scheme": "scheme",
@@ -57,10 +57,8 @@ VALIDATION_COLUMNS = {
     "predicted_per_s": "predicted/s|.1f",
     "measured_per_s": "measured/s|.1f",
     "ratio": "ratio|.2f",
-    "pace": "pace|.2f",
-    "steady": "steady",
-    "unscaled_per_s": "unscaled|.1f",
     "own_costs_per_s": "own costs|.1f",
+    "others_cpu": "others|.0%",
     "predicted_waste": "waste pred.|.1%",
     "measured_waste": "meas.|.1%",
     "predicted_p50_ms": "p50 pred.|.0f",

@@ -19,6 +19,7 @@ from .errors import (
 from .infer import infer_outputs
 from .monitor import BACKGROUND, OTHER, REQUEST, WARMUP, CompileLog, compile_log
 from .outputs import Output, Outputs
+from .placement import Placement
 from .program import Program, ProgramFacts, compile_program
 from .seal import explain_sealed, open_seal, process_sealed, seal_process, unseal_process
 from .servable import Servable, from_nnx
@@ -45,6 +46,7 @@ __all__ = [
     "Output",
     "OutputError",
     "Outputs",
+    "Placement",
     "Program",
     "ProgramCache",
     "ProgramFacts",

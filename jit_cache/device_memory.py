@@ -110,6 +110,12 @@ def peak_bytes(call: Callable[[], Any], proc: Path = Path("/proc/self")) -> int 
     return None if before is None or after is None else max(0, after - before)
 
 
+def resident_bytes(proc: Path = Path("/proc/self")) -> int:
+    """Resident memory of this process in bytes, freed memory given back first; 0 where nobody tells."""
+    trim_heap()
+    return _kib(proc / "status", "VmRSS") or 0
+
+
 def trim_heap() -> None:
     """Give freed memory back to the system, where the C library can."""
     gc.collect()

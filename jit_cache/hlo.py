@@ -213,10 +213,12 @@ def _instruction(line: str) -> Instruction | None:
     )
 
 
+_DIGITS = re.compile(r"\d+")
+
+
 def _shapes(text: str) -> Iterator[Shape]:
     for found in _SHAPE.finditer(text):
-        dims = tuple(int(word.lstrip("<=")) for word in found["dims"].split(",") if word.strip("<="))
-        yield Shape(found["dtype"], dims)
+        yield Shape(found["dtype"], tuple(map(int, _DIGITS.findall(found["dims"]))))
 
 
 def _operands(opcode: str, inside: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..bucketing import Bucket
 from .errors import CompileError, InputError, JitCacheError, SignatureError
+from .placement import LAUNCH
 from .prune import constants, live_arguments, over_live
 from .servable import Servable
 
@@ -28,7 +29,7 @@ class ProgramFacts:
         argument_bytes: bytes of parameters and inputs.
         output_bytes: bytes of the outputs.
         temp_bytes: scratch memory during a call.
-        code_bytes: size of the machine code.
+        code_bytes: size of the machine code; as it is stored where the backend does not tell (a CPU's).
         source: ``compiled`` here, or ``store`` if it was loaded; then the other facts are of its compile.
         ready_s: seconds that it took here until the program could run.
         run_s: seconds of one run, if known from an earlier start.
@@ -58,9 +59,10 @@ class Program:
         facts: what the compiler said.
         used_leaves: indices of the parameters that the executable takes, rising; None for all.
         used_inputs: names of the inputs that it takes; None for all.
+        together: whether it runs on several devices, so that launches of such programs take turns.
     """
 
-    __slots__ = ("_arguments", "bucket", "executable", "facts", "used_inputs", "used_leaves")
+    __slots__ = ("_arguments", "_turn", "bucket", "executable", "facts", "used_inputs", "used_leaves")
 
     def __init__(
         self,
@@ -71,7 +73,9 @@ class Program:
         *,
         used_leaves: Sequence[int] | None = None,
         used_inputs: Sequence[str] | None = None,
+        together: bool = False,
     ) -> None:
+        self._turn = LAUNCH if together else None
         self.bucket = bucket
         self.executable = executable
         self.facts = facts
@@ -91,6 +95,7 @@ class Program:
             self.facts,
             used_leaves=self.used_leaves,
             used_inputs=self.used_inputs,
+            together=self._turn is not None,
         )
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[jax.Array]:
@@ -107,7 +112,11 @@ class Program:
         names = self.used_inputs
         try:
             used = dict(inputs) if names is None else {name: inputs[name] for name in names}
-            outputs: list[jax.Array] = self.executable(self._arguments, used)
+            if self._turn is None:
+                outputs: list[jax.Array] = self.executable(self._arguments, used)
+            else:
+                with self._turn:
+                    outputs = self.executable(self._arguments, used)
         except (TypeError, KeyError) as error:
             sizes = ", ".join(
                 f"{axis}={size}" for axis, size in zip(self.bucket.axes, self.bucket.sizes, strict=True)
@@ -156,6 +165,7 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
         facts,
         used_leaves=built.used_leaves,
         used_inputs=built.used_inputs,
+        together=servable.placement is not None,
     )
 
 
@@ -182,19 +192,19 @@ def _compile(servable: Servable, bucket: Bucket) -> Built:
         structure.append(treedef)
         return outputs
 
-    inputs = servable.signature.abstract_at(bucket)
-    traced = jax.jit(flat).trace(servable.abstract_leaves, inputs)
+    leaves, inputs = servable.traced_leaves(), servable.traced_inputs(bucket)
+    traced = jax.jit(flat).trace(leaves, inputs)
     _refuse_closed_over(servable, constants(traced.jaxpr))
     servable.outputs.check_program(traced.out_info, structure[-1], bucket.rows, bucket.item_sizes)
     live = live_arguments(traced.jaxpr)
-    count = len(servable.abstract_leaves)
+    count = len(leaves)
     used_leaves = [index for index in range(count) if live[index]]
     # JAX flattens a mapping in the order of its keys.
     used_inputs = [name for name, used in zip(sorted(inputs), live[count:], strict=True) if used]
     if not all(live):
         pruned = over_live(traced.jaxpr, live)
         traced = jax.jit(lambda leaves, inputs: pruned(*leaves, *map(inputs.get, used_inputs))).trace(
-            [servable.abstract_leaves[index] for index in used_leaves],
+            [leaves[index] for index in used_leaves],
             {name: inputs[name] for name in used_inputs},
         )
     return Built(traced.lower().compile(), used_leaves, used_inputs)
@@ -226,6 +236,13 @@ def facts_of(executable: Any, compile_s: float) -> ProgramFacts:
         argument_bytes=int(getattr(memory, "argument_size_in_bytes", 0)),
         output_bytes=int(getattr(memory, "output_size_in_bytes", 0)),
         temp_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
-        code_bytes=int(getattr(memory, "generated_code_size_in_bytes", 0)),
+        code_bytes=int(getattr(memory, "generated_code_size_in_bytes", 0)) or _serialized_bytes(executable),
         ready_s=compile_s,
     )
+
+
+def _serialized_bytes(executable: Any) -> int:
+    try:
+        return len(executable.runtime_executable().serialize())
+    except Exception:  # not every backend can; then it counts as nothing
+        return 0

@@ -1,16 +1,19 @@
 """A servable: a pure function, its parameters, what it takes and the grid of buckets it runs in."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
-from ..bucketing import Grid, Ladder, SchemeLike, as_scheme, powers_of_two
+from ..bucketing import Bucket, Grid, Ladder, SchemeLike, as_scheme, powers_of_two
 from .errors import SignatureError
 from .infer import infer_outputs
 from .outputs import Outputs
+from .placement import Placement
 from .signature import BATCH, Signature
 
 DEFAULT_MAX_ROWS = 32
@@ -39,6 +42,8 @@ class Servable:
         name: the model's name on the wire.
         version: the model's version on the wire.
         allow_nonfinite: whether NaN and infinity may pass in float inputs.
+        placement: several devices and how parameters and inputs are split over them; None for the default
+            device.
 
     Raises:
         SignatureError: if the declarations cannot be kept.
@@ -59,6 +64,7 @@ class Servable:
         name: str = "model",
         version: str = "1",
         allow_nonfinite: bool = False,
+        placement: Placement | None = None,
     ) -> None:
         if grid is not None and (scheme is not None or max_elements is not None):
             raise SignatureError("a grid is given, or made of scheme and max_elements; got both: drop one")
@@ -70,6 +76,8 @@ class Servable:
         self._has_params = params is not None
         self.leaves, self._treedef = jax.tree.flatten(params)
         self.abstract_leaves = _abstract(params)
+        self.placement = placement
+        self._shardings = None if placement is None else placement.of_params(self.abstract_params)
         self._declared_outputs = outputs
         _check_call(apply, [None] if self._has_params else [], inputs)
         self.limits = _limits(self.signature.axes, limits or {}, grid)
@@ -98,6 +106,52 @@ class Servable:
         if not self._has_params:
             return self.apply(**inputs)
         return self.apply(jax.tree.unflatten(self._treedef, leaves), **inputs)
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of the parameters."""
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in self.abstract_leaves)
+
+    @property
+    def platform(self) -> str:
+        """Where it runs: ``cpu``, ``gpu`` or ``tpu``."""
+        device = jax.devices()[0] if self.placement is None else self.placement.devices[0]
+        return str(device.platform)
+
+    @property
+    def devices(self) -> tuple[jax.Device, ...] | None:
+        """The devices it is placed on, in order; None for the default one."""
+        return None if self.placement is None else self.placement.devices
+
+    @property
+    def shardings(self) -> list[NamedSharding] | None:
+        """How each parameter is split, in order; None if it is on one device."""
+        return self._shardings
+
+    def traced_leaves(self) -> list[jax.ShapeDtypeStruct]:
+        """The parameters as programs take them: shape, dtype and, on several devices, how they are split."""
+        if self._shardings is None:
+            return self.abstract_leaves
+        pairs = zip(self.abstract_leaves, self._shardings, strict=True)
+        return [leaf.update(sharding=sharding) for leaf, sharding in pairs]
+
+    def traced_inputs(self, bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+        """The inputs of a bucket as its program takes them."""
+        found = self.signature.abstract_at(bucket)
+        place = self.placement
+        if place is None:
+            return found
+        return {name: one.update(sharding=place.of_input(name, one.shape)) for name, one in found.items()}
+
+    def place(self) -> Sequence[jax.Array]:
+        """Put the parameters on the device, and let the host's copies go if nobody else holds them.
+
+        Returns:
+            The leaves as device arrays, in order; from now on they are ``leaves`` too.
+        """
+        where: Sequence[Any] = self._shardings or [None] * len(self.leaves)
+        self.leaves = [jax.device_put(leaf, at) for leaf, at in zip(self.leaves, where, strict=True)]
+        return self.leaves
 
     @property
     def abstract_params(self) -> Any:

@@ -56,7 +56,12 @@ class StoredPrograms:
 
     def _maker(self, servable: Servable) -> Fingerprinter | None:
         try:
-            return Fingerprinter((Servable.run_flat, servable.apply), params=servable.abstract_params)
+            return Fingerprinter(
+                (Servable.run_flat, servable.apply),
+                params=servable.abstract_params,
+                devices=servable.devices,
+                shardings=servable.placement and (servable.shardings, dict(servable.placement.inputs)),
+            )
         except FingerprintError as error:
             _log.warning("model %r is compiled at every start, its code has no key: %s", servable.name, error)
             return None
@@ -86,7 +91,7 @@ class StoredPrograms:
                 _USED_INPUTS: list(built[-1].used_inputs),
             }
 
-        loaded = load_or_compile(self.store, key, compile_now, facts_of=facts)
+        loaded = load_or_compile(self.store, key, compile_now, facts_of=facts, devices=servable.devices)
         known = {
             name: loaded.facts[name] for name in ProgramFacts.__dataclass_fields__ if name in loaded.facts
         }
@@ -103,6 +108,7 @@ class StoredPrograms:
             ),
             used_leaves=loaded.facts[_USED_LEAVES],
             used_inputs=loaded.facts[_USED_INPUTS],
+            together=servable.placement is not None,
         )
 
     def measured(self, servable: Servable, bucket: Bucket, run_s: float) -> None:

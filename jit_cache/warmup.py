@@ -1,7 +1,9 @@
 """Warm-up: compile every bucket of a grid, run each once, and say what was reached.
 
 Order: first the bucket that covers everything (whatever is admissible can be answered, if slowly), then
-the others from cheap to dear. A bucket that fails is isolated and named; the others go on.
+the others from cheap to dear, or by what they save (`servax.jit_cache.schedule`). A bucket that fails is
+isolated and named; the others go on. It is an anytime schedule: wherever a budget ends it, what is warm
+serves.
 """
 
 import threading
@@ -16,6 +18,7 @@ from ..bucketing import Bucket, Grid
 from .cache import ProgramCache
 from .errors import CompileError, WarmupError
 from .program import Program, ProgramFacts
+from .schedule import covering_bucket
 
 _AHEAD = 3
 # A fault of the model itself fails every bucket alike; the report holds them all.
@@ -54,18 +57,38 @@ class WarmupStep:
 
 @dataclass(slots=True)
 class WarmupReport:
-    """What a warm-up reached so far; the caller reads it while it grows."""
+    """What a warm-up reached so far; the caller reads it while it grows.
+
+    Attributes:
+        total: buckets to warm.
+        warm: those that are, in the order in which they were warmed.
+        failed: what went wrong, by bucket.
+        elapsed_s: seconds since it began.
+        stopped: whether it was told to end.
+        enough: whether a budget ended it; what is left may follow later.
+    """
 
     total: int
     warm: list[WarmBucket] = field(default_factory=list)
     failed: dict[Bucket, str] = field(default_factory=dict)
     elapsed_s: float = 0.0
     stopped: bool = False
+    enough: bool = False
 
     @property
     def complete(self) -> bool:
         """Whether every bucket is warm."""
         return len(self.warm) == self.total
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the warm programs."""
+        return sum(one.facts.code_bytes for one in self.warm)
+
+    def left(self, buckets: Sequence[Bucket]) -> list[Bucket]:
+        """Those of the buckets that are neither warm nor failed, in the same order."""
+        seen = {one.bucket for one in self.warm} | self.failed.keys()
+        return [one for one in buckets if one not in seen]
 
     def require_complete(self) -> None:
         """Raise if a bucket is not warm.
@@ -87,8 +110,7 @@ class WarmupReport:
 
 def warmup_order(grid: Grid) -> list[Bucket]:
     """Covering bucket first, then from few elements to many."""
-    limits = tuple(grid.limits[axis] for axis in grid.item_axes)
-    covering = grid.smallest(1, limits)
+    covering = covering_bucket(grid)
     rest = sorted((bucket for bucket in grid.buckets if bucket != covering), key=lambda one: one.elements)
     return [covering, *rest]
 
@@ -101,6 +123,7 @@ def warm_up(
     report: WarmupReport | None = None,
     on_step: Callable[[WarmupStep], None] | None = None,
     stop: threading.Event | None = None,
+    enough: Callable[[], bool] | None = None,
     compile_timeout_s: float = 900.0,
 ) -> WarmupReport:
     """Warm buckets in the given order.
@@ -112,6 +135,8 @@ def warm_up(
         report: filled in place, so that others can watch; made here if None.
         on_step: called after each bucket.
         stop: ends the warm-up between two buckets once set.
+        enough: asked before each bucket; ends the warm-up once true, as a budget does. Nothing is compiled
+            ahead then, so that at most the compile in hand is beyond it.
         compile_timeout_s: most seconds to wait for one program.
 
     Returns:
@@ -121,14 +146,18 @@ def warm_up(
     begin = time.monotonic()
     ahead: deque[Future[Program]] = deque()
     left = iter(buckets)
+    most = _AHEAD if enough is None else 1
     for done, bucket in enumerate(buckets, start=1):
         if stop is not None and stop.is_set():
             report.stopped = True
             break
+        if enough is not None and enough():
+            report.enough = True
+            break
         try:
             # A few at a time: the compile thread works ahead while a program that is ready runs its probe,
             # and yet a stop, or somebody's urgent bucket, need not wait for the whole grid.
-            ahead.extend(cache.request(one) for one in islice(left, _AHEAD - len(ahead)))
+            ahead.extend(cache.request(one) for one in islice(left, most - len(ahead)))
             error = _warm_one(bucket, ahead.popleft(), probe, report, compile_timeout_s)
         except (CancelledError, CompileError):  # the compile service was closed
             report.stopped = True

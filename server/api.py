@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -10,18 +11,21 @@ import jax
 
 from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
 from ..jit_cache.store import Store
-from .admission import QueueLimits
+from .admission import QueueLimits, check_window
 from .batcher import Policy
 from .calls import map_items, read_call
 from .clock import Clock, MonotonicClock
 from .device import BatchRecord, DeviceLoop
 from .dispatcher import Dispatcher
 from .errors import Closed, ConfigError, Unavailable, UnknownModel
-from .model import Compile, Model, Shared
+from .model import Model
+from .programs import Programs
 from .refit import RefitPolicy, Refitter
 from .refitting import refitter
 from .request import DEFAULT_PRIORITY
+from .shared import Compile, Shared
 from .sinks import Sinks
+from .versions import Versions
 from .warming import OnProgress, WarmUp
 
 # How long close() waits for a thread that should end at once; one that hangs is left behind.
@@ -51,6 +55,7 @@ class Server:
         on_batch: called with each batch's record, in the device thread.
         store: where programs are kept between starts; None keeps none.
         refit: when a grid that no longer fits what arrives is fitted anew; None for never.
+        programs: how programs are ordered, kept, budgeted and checked.
         clock: source of time, for tests.
         compile_program: makes the program of a bucket; `servax.server.fake_device` has one for tests.
 
@@ -73,6 +78,7 @@ class Server:
         on_batch: Callable[[BatchRecord], None] | None = None,
         store: Store | None = None,
         refit: RefitPolicy | None = None,
+        programs: Programs | None = None,
         clock: Clock | None = None,
         compile_program: Compile = compile_program,
     ) -> None:
@@ -84,6 +90,19 @@ class Server:
             raise ConfigError(
                 f"max_request_rows is at most the {limits.rows} rows of the queue; got {max_request_rows}"
             )
+        for servable in servables:
+            check_window(limits, servable.grid.max_rows, max_wait_s)
+        self.options: Mapping[str, Any] = MappingProxyType(
+            {
+                "max_wait_ms": max_wait_s * 1e3,
+                "max_request_rows": max_request_rows,
+                "timeout_s": timeout_s,
+                "stall_s": stall_s,
+                "ready_when": ready_when,
+                "seal": seal,
+            }
+            | {f"queue.{name}": value for name, value in asdict(limits).items()}
+        )
         self._clock = clock if clock is not None else MonotonicClock()
         stored = StoredPrograms(store) if store is not None else None
         self._compiler = CompileService()
@@ -98,9 +117,11 @@ class Server:
             timeout_s=timeout_s,
             ready_when=ready_when,
             compile_program=compile_program if stored is None else stored,
+            programs=programs if programs is not None else Programs(),
         )
         made = [Model(servable, shared) for servable in servables]
-        self.models: Mapping[str, Model] = MappingProxyType({model.name: model for model in made})
+        served = {model.name: model for model in made}
+        self.models: Mapping[str, Model] = MappingProxyType(served)
         if depth is None:
             depth = 1 if jax.default_backend() == "cpu" else 2
         self._device = DeviceLoop(self._dispatcher, made, self._clock, depth=depth, on_batch=on_batch)
@@ -112,7 +133,9 @@ class Server:
             seal=seal,
             on_progress=on_progress,
             stored=stored,
+            options=shared.programs,
         )
+        self._versions = Versions(made, served, shared, self._warmup.probe)
         self.refitters: Mapping[str, Refitter] = MappingProxyType(
             {
                 model.name: refitter(model, refit, self._dispatcher, self._clock, self._warmup.probe)
@@ -188,6 +211,7 @@ class Server:
         try:
             self._dispatcher.drain()
             self._warmup.stop()
+            self._versions.stop()
             for refitter in self.refitters.values():
                 refitter.stop()
             self._dispatcher.wait_idle(drain_s)
@@ -230,6 +254,11 @@ class Server:
         return self._state == "started" and self.live and all(model.ready for model in self.models.values())
 
     @property
+    def warm(self) -> bool:
+        """Whether every program that is to be served was made; it may be ready, and slower, before."""
+        return self._warmup.finished and all(report.complete for report in self.reports.values())
+
+    @property
     def draining(self) -> bool:
         """Whether `close` was called."""
         return self._state in ("draining", "closed")
@@ -242,6 +271,8 @@ class Server:
             "state": self._state_word(),
             "done": sum(len(report.warm) for report in reports.values()),
             "total": sum(report.total for report in reports.values()),
+            "warm": self.warm,
+            "cold_hits": sum(model.keeper.residency.cold_hits for model in self.models.values()),
             "failed": {
                 f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()
             },
@@ -272,6 +303,24 @@ class Server:
             "waiting_bytes": waiting.bytes,
             "running_rows": running,
         }
+
+    def replace(self, servable: Servable, *, timeout_s: float = 300.0) -> Model:
+        """Swap a new version of a model in without a pause; blocks until the old one has let go.
+
+        The new version is warmed beside the old one, and no batch mixes them. A grid that is fitted to
+        traffic stays with the old version.
+
+        Args:
+            servable: the new version, under the name of a model that is served.
+            timeout_s: most seconds to wait for the last answer of the old version.
+
+        Raises:
+            ConfigError, WarmupError, Closed, TimeoutError: see `servax.server.versions.Versions.change`.
+        """
+        model = self._versions.change(servable, timeout_s)
+        if (refitting := self.refitters.get(servable.name)) is not None:
+            refitting.stop()
+        return model
 
     # -- answers ------------------------------------------------------------------------------------
 

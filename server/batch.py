@@ -9,6 +9,7 @@ import numpy as np
 
 from ..bucketing import Bucket
 from ..jit_cache import Staging, explain_sealed
+from .errors import NanOutput
 from .model import Model
 from .request import Row
 
@@ -26,6 +27,7 @@ class BatchRecord:
         seconds: from launch to outputs on the host.
         reason: why it was launched: full, window, deadline or idle.
         queued_s: seconds that each row waited for the launch.
+        cold: whether a smaller bucket of the servable's grid would have held it, but is not warm yet.
     """
 
     model: str
@@ -36,6 +38,7 @@ class BatchRecord:
     seconds: float
     reason: str
     queued_s: tuple[float, ...]
+    cold: bool = False
 
 
 class Batch:
@@ -90,7 +93,13 @@ class Batch:
             seconds=seconds,
             reason=self.reason,
             queued_s=tuple([self.launched_s - row.request.arrived_s for row in self.rows]),
+            cold=not self.model.report.complete and self._cold(),
         )
+
+    def _cold(self) -> bool:
+        largest = tuple(map(max, zip(*[row.sizes for row in self.rows], strict=True)))
+        best = self.model.servable.grid.smallest(len(self.rows), largest)
+        return best.elements < self.bucket.elements and best not in self.model.cache.ready()
 
 
 def _call(model: Model, bucket: Bucket, inputs: Mapping[str, np.ndarray]) -> Sequence[jax.Array]:
@@ -100,3 +109,20 @@ def _call(model: Model, bucket: Bucket, inputs: Mapping[str, np.ndarray]) -> Seq
     except RuntimeError:
         with explain_sealed(f"model {model.name!r} in bucket {bucket}"):
             raise
+
+
+def nan_rows(outputs: Sequence[Sequence[np.ndarray]]) -> set[int]:
+    """Which rows of a batch hold NaN in any output; integers cannot."""
+    return {
+        place
+        for place, row in enumerate(outputs)
+        if any(leaf.dtype.kind in "fcV" and np.isnan(leaf).any() for leaf in row)
+    }
+
+
+def nan_error(batch: Batch) -> NanOutput:
+    """What the caller of such a row is told."""
+    return NanOutput(
+        f"an answer holds no NaN where outputs are checked; model {batch.model.name!r} answered this request "
+        f"with NaN in bucket {batch.bucket}: check the input, or the model in higher precision"
+    )

@@ -4,6 +4,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from .programs_config import ProgramsConfig
+
 
 class HttpConfig(BaseModel):
     """Limits of the HTTP front.
@@ -14,6 +16,7 @@ class HttpConfig(BaseModel):
         tokenize_inline_chars: texts of together fewer characters are tokenized on the event loop;
             more go to a worker thread. A tokenizer does about 2 million characters a second, so the
             default holds the loop for at most 10 ms, and a thread hop costs about 0.1 ms.
+        tokenize_pending_chars: most characters that wait for or are in tokenizing in worker threads.
         client_header: header that names a client for fairness, such as `x-forwarded-for` behind a proxy that
             sets it; None takes the peer's address. An API key comes before both.
     """
@@ -23,6 +26,7 @@ class HttpConfig(BaseModel):
     max_body_bytes: int = Field(default=64 << 20, gt=0)
     retry_after_s: float = Field(default=2.0, gt=0)
     tokenize_inline_chars: int = Field(default=20_000, ge=0)
+    tokenize_pending_chars: int = Field(default=10_000_000, gt=0)
     client_header: str | None = Field(default=None, min_length=1)
 
 
@@ -86,7 +90,7 @@ class ModelConfig(BaseModel):
     max_elements: int | None = Field(default=None, gt=0)
 
 
-class ServeConfig(ModelConfig):
+class ServeConfig(ModelConfig, ProgramsConfig):
     """Everything `servax serve` and `servax warmup` can be told.
 
     One model is described by the fields of `ModelConfig`, several by `models`.
@@ -99,7 +103,7 @@ class ServeConfig(ModelConfig):
         max_request_rows: most rows in one request.
         timeout_s: most seconds that a request may take; a caller may ask for less. None for no bound.
         stall_s: a device that finishes nothing for so long is taken for hung.
-        ready_when: `grid`: ready once every program is warm; `coverage`: once the one that holds everything is.
+        ready_when: `grid`: ready once every program is warm; `coverage`: once the one that holds all is.
         queue: bounds on what may wait.
         store: where programs are kept between starts: a directory or an fsspec URL; None means the user's
             cache directory.
@@ -107,7 +111,8 @@ class ServeConfig(ModelConfig):
         store_max_bytes: most bytes of stored programs; None for no bound.
         refit: whether sizes that no longer fit what arrives are fitted anew, in the background.
         grpc_port: TCP port of the same protocol over gRPC; None for none, 0 lets the system choose.
-        api_key: keys, one of which a request must bring; none lets everybody in. Probes and metrics need none.
+        api_key: keys, one of which a request must bring; none lets everybody in. Probes and metrics need
+            none.
         tls_cert: file of the certificate chain (PEM), for both protocols; None for plain text.
         tls_key: file of its private key (PEM).
         seal: whether JAX tracing is switched off in the whole process after warm-up.
@@ -162,8 +167,8 @@ class ServeConfig(ModelConfig):
         single = sorted(self.model_fields_set & set(ModelConfig.model_fields))
         if self.models and single:
             raise ValueError(
-                f"options of a model go into its table where [[models]] lists several; got {single[0]} beside "
-                "them: move it there"
+                f"options of a model go into its table where [[models]] lists several; got {single[0]} beside"
+                " them: move it there"
             )
         if any(not key.get_secret_value() for key in self.api_key):
             raise ValueError("an api_key has at least one character; got an empty one: drop it")

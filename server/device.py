@@ -17,7 +17,7 @@ import numpy as np
 
 from ..bucketing import Bucket, Grid
 from ..jit_cache import REQUEST, OutputError, Program, SealedError, compile_log
-from .batch import Batch, BatchRecord
+from .batch import Batch, BatchRecord, nan_error, nan_rows
 from .clock import Clock
 from .dispatcher import Dispatcher, Work
 from .errors import ConfigError, ModelError, Unavailable
@@ -59,6 +59,18 @@ class Swap:
         self.done.set_exception(error)
 
 
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A model that gave way; let it go once the last of its requests has landed."""
+
+    model: Model
+    done: "Future[None]"
+
+    def fail(self, error: Exception) -> None:
+        """The server ends, and with it the model."""
+        self.done.set_exception(error)
+
+
 class DeviceLoop:
     """Runs what the dispatcher chooses, until the dispatcher is closed.
 
@@ -85,6 +97,7 @@ class DeviceLoop:
         self._depth = depth
         self._on_batch = on_batch
         self._flying: deque[Batch] = deque()
+        self._retiring: list[Retire] = []
         self._thread = threading.Thread(target=self._run, name="servax-device", daemon=True)
         self.failure: BaseException | None = None
 
@@ -129,11 +142,25 @@ class DeviceLoop:
             self._probe(work)
         elif isinstance(work, Swap):
             self._swap(work)
+        elif isinstance(work, Retire):
+            self._retiring.append(work)
+            self._dispatcher.finish((), ())
         elif self._flying:
             self._finish(self._flying.popleft())
         else:
             return False
+        if self._retiring:
+            self._let_go()
         return True
+
+    def _let_go(self) -> None:
+        """Models that gave way leave with their last request."""
+        for job in list(self._retiring):
+            waiting, running = job.model.own_load()
+            if not waiting and not running:
+                self._retiring.remove(job)
+                job.model.unload()
+                job.done.set_result(None)
 
     def _launch(self, model: Model, bucket: Bucket, rows: Sequence[Row], reason: str) -> None:
         try:
@@ -142,6 +169,10 @@ class DeviceLoop:
             self._isolate(model, bucket, rows, reason, error)
         else:
             self._flying.append(batch)
+            if not model.keeper.residency.complete:
+                model.keeper.launched(
+                    len(rows), tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
+                )
 
     def _finish(self, batch: Batch) -> None:
         try:
@@ -153,7 +184,12 @@ class DeviceLoop:
 
     def _report(self, batch: Batch, outputs: list[list[np.ndarray]]) -> None:
         seconds = self._clock.now() - batch.launched_s
-        self._dispatcher.finish(batch.rows, outputs)
+        rows: Sequence[Row] = batch.rows
+        if batch.model.checks_outputs and (bad := nan_rows(outputs)):
+            self._dispatcher.fail([rows[place] for place in sorted(bad)], functools.partial(nan_error, batch))
+            good = [place for place in range(len(rows)) if place not in bad]
+            rows, outputs = [rows[place] for place in good], [outputs[place] for place in good]
+        self._dispatcher.finish(rows, outputs)
         if batch.model.traffic is not None:
             batch.model.traffic.add([row.sizes for row in batch.rows], batch.launched_s)
         if self._depth == 1 and seconds > 0:
@@ -171,8 +207,8 @@ class DeviceLoop:
         """Find the rows that fail by halving; the others get their answers.
 
         Halves run in the smallest bucket that holds them, so that one too large for the memory is left too.
-        One culprit among n rows costs 2 log2(n) more runs; the budget of twice that ends the search when
-        much more is wrong than single rows.
+        One culprit among n rows costs 2 log2(n) more runs; the budget of twice that, and of two for each half
+        that works, ends the search when much more is wrong than single rows.
         """
         budget = 4 * math.ceil(math.log2(max(2, len(rows))))
         todo: deque[tuple[Sequence[Row], Exception]] = deque([(rows, error)])
@@ -191,6 +227,7 @@ class DeviceLoop:
                     todo.append((half, failure))
                 else:
                     self._report(batch, outputs)
+                    budget += 2  # a half that works is worth going on for: the culprits are few
 
     def _probe(self, probe: Probe) -> None:
         """Time a new program on padding; a short run twice, since the first pays for setting buffers up."""

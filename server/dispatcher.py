@@ -11,40 +11,27 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from .admission import Load, QueueLimits
+from .admission import Load, QueueLimits, closed, displaced, draining, too_late
 from .batcher import Batcher, Launch
 from .clock import Clock
-from .errors import Closed, Overloaded, ServerError, Unavailable
+from .context import client_of_call
+from .errors import Closed, ServerError, Unavailable
+from .forecast import Forecast
 from .ledger import Ledger
 from .request import Request, Row, State
 from .sinks import deliver
 from .turns import Turns
 from .watch import Watch
+from .work import Job, Work
+
+__all__ = ["Dispatcher", "Job", "MakeError", "Work"]
 
 _log = logging.getLogger(__name__)
 
 MakeError = Callable[[], ServerError]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A launch and the index of the model it is for."""
-
-    lane: int
-    launch: Launch
-
-
-class Job(Protocol):
-    """Something for the device thread that is no request; it goes before them."""
-
-    def fail(self, error: Exception) -> None:
-        """It will not be run."""
-        ...
 
 
 class Dispatcher:
@@ -63,6 +50,8 @@ class Dispatcher:
         self._turns = Turns()
         self._ledger = Ledger(limits)
         self._watch = Watch(stall_s)
+        self._forecast = Forecast()
+        self._shares = limits.client_rows is not None
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
         self._device_cond = threading.Condition(self._lock)
@@ -78,6 +67,7 @@ class Dispatcher:
         with self._lock:
             self._lanes.append(batcher)
             self._ledger.add_lane()
+            self._forecast.add_lane()
             return self._turns.add()
 
     def start(self) -> None:
@@ -109,18 +99,26 @@ class Dispatcher:
 
         Raises:
             Unavailable: while the device is stalled, or (as `Closed`) while draining or closed.
-            Overloaded: if a queue limit would be passed.
+            Overloaded: if a queue limit would be passed, or the answer is predicted to come too late.
             TooManyRows, PayloadTooLarge: if it would not fit into an empty queue either.
         """
         request.lane = lane
+        if self._shares:
+            request.client = client_of_call()
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
             if self._watch.stalled:
                 raise self._watch.stall_error()
-            victims = self._ledger.admit(request, lambda: self._less_urgent(request.priority))
+            self._refuse_if_late(request)
+            victims = self._ledger.admit(
+                request,
+                lambda: self._less_urgent(request.priority),
+                lambda: self._forecast.drain_s(self._ledger.ahead, request.arrived_s),
+            )
             for victim in victims:
-                self._end(victim, State.FAILED, _displaced())
+                retry_s = self._forecast.drain_s(self._ledger.ahead, request.arrived_s)
+                self._end(victim, State.FAILED, displaced(retry_s))
             self._lanes[lane].add(request)
             self._watch.add(request)
             if request.deadline_s < self._timer_until_s:
@@ -129,6 +127,16 @@ class Dispatcher:
             self._wake_device()
         if victims:
             deliver(victims)
+
+    def _refuse_if_late(self, request: Request) -> None:
+        """If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good."""
+        if request.deadline_s == math.inf or not self._ledger.load.rows:
+            return
+        now_s, ahead = request.arrived_s, self._ledger.ahead
+        wait_s = self._forecast.answer_s(request.lane, request.priority, ahead, now_s)
+        slack_s = request.deadline_s - now_s
+        if wait_s > slack_s:
+            raise too_late(slack_s, wait_s, self._forecast.drain_s(ahead, now_s))
 
     def _less_urgent(self, priority: int) -> Iterator[Request]:
         return itertools.chain.from_iterable(lane.less_urgent(priority) for lane in self._lanes)
@@ -187,8 +195,11 @@ class Dispatcher:
             batcher = self._lanes[lane]
             answer = batcher.next(now_s)
             if isinstance(answer, Launch):
-                self._turns.charge(lane, batcher.cost.seconds(answer.bucket))
-                self._ledger.launch(lane, answer.rows)
+                seconds = batcher.cost.seconds(answer.bucket)
+                self._turns.charge(lane, seconds)
+                elements = self._ledger.launch(lane, answer.rows)
+                more = self._ledger.load.rows > 0
+                self._forecast.launched(lane, elements, seconds, now_s, more=more)
                 return Work(lane, answer), now_s
             until_s = min(until_s, answer)
         return None, until_s
@@ -225,7 +236,9 @@ class Dispatcher:
 
     def _landed(self, rows: Sequence[Row]) -> None:
         self._ledger.land(rows)
-        self._watch.device_came_back(self._clock.now(), busy=self._ledger.busy)
+        now_s, busy = self._clock.now(), self._ledger.busy
+        self._watch.device_came_back(now_s, busy=busy)
+        self._forecast.landed(now_s, busy=busy)
         if self._ledger.idle:
             self._idle_cond.notify_all()
 
@@ -272,7 +285,7 @@ class Dispatcher:
         """Take no new requests; those admitted go on."""
         with self._lock:
             if self._refusal is None:
-                self._refusal = _draining
+                self._refusal = draining
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Sleep until nothing waits and nothing runs, the timeout, or the close; whether it is idle."""
@@ -281,6 +294,14 @@ class Dispatcher:
             while not (self._ledger.idle or self._closed) and self._clock.now() < until_s:
                 self._clock.wait(self._idle_cond, until_s)
             return self._ledger.idle
+
+    def drop_waiting(self, lane: int, make_error: MakeError) -> None:
+        """Fail whatever waits for a model that cannot answer; what runs goes on."""
+        with self._lock:
+            waiting = [one for one in self._ledger.live if one.lane == lane and one.state is State.WAITING]
+            for request in waiting:
+                self._end(request, State.FAILED, make_error())
+        deliver(waiting)
 
     def close(self, make_error: MakeError | None = None) -> None:
         """Fail whatever is left and let both threads end; again: does nothing.
@@ -292,7 +313,7 @@ class Dispatcher:
             if self._closed:
                 return
             self._closed = True
-            self._refusal = make_error if make_error is not None else _closed
+            self._refusal = make_error if make_error is not None else closed
             left, jobs = list(self._ledger.live), list(self._jobs)
             for request in left:
                 self._end(request, State.FAILED, self._refusal())
@@ -303,16 +324,4 @@ class Dispatcher:
                 condition.notify_all()
         deliver(left)
         for job in jobs:
-            job.fail(_closed())
-
-
-def _draining() -> ServerError:
-    return Closed("a draining server takes no new requests; it is shutting down: use another replica")
-
-
-def _closed() -> ServerError:
-    return Closed("the server closed before it could answer: retry elsewhere")
-
-
-def _displaced() -> ServerError:
-    return Overloaded("the queue is full and a more urgent request came: retry after 1 s")
+            job.fail(closed())

@@ -60,6 +60,30 @@ class UnknownModel(BadRequest):
     reason = "unknown_model"
 
 
+class UnknownPath(BadRequest):
+    """Nothing is served at this path."""
+
+    http_status = 404
+    grpc_status = "NOT_FOUND"
+    reason = "unknown_path"
+
+
+class MethodNotAllowed(BadRequest):
+    """The path exists, but does not take this method."""
+
+    http_status = 405
+    grpc_status = "UNIMPLEMENTED"
+    reason = "method_not_allowed"
+
+
+class Unauthorized(ServerError):
+    """The server asks for an API key, and the request has none or a wrong one."""
+
+    http_status = 401
+    grpc_status = "UNAUTHENTICATED"
+    reason = "unauthorized"
+
+
 class PayloadTooLarge(BadRequest):
     """The request's body is larger than the configured limit."""
 
@@ -69,15 +93,23 @@ class PayloadTooLarge(BadRequest):
 
 
 class Overloaded(ServerError):
-    """A queue is full; retry after `retry_after_s` seconds."""
+    """A queue is full, or would answer too late.
+
+    Attributes:
+        retry_after_s: seconds after which what waits now is predicted to be through.
+        cause: what ran out, a label of the metrics: `rows`, `elements` or `bytes` of the queue, `client` for
+            the share of one client, `deadline` if the answer would come too late, `displaced` by a more
+            urgent one, `tokenizer` for texts that wait for it, `memory` for anything else that is full.
+    """
 
     http_status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
     reason = "overloaded"
 
-    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, retry_after_s: float = 1.0, cause: str = "memory") -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.cause = cause
 
 
 class Unavailable(ServerError):
@@ -120,6 +152,12 @@ class ModelError(ServerError):
     """The model failed on this request, or returned what its signature does not allow."""
 
     reason = "model"
+
+
+class NanOutput(ModelError):
+    """The model answered this request with NaN, and outputs are checked."""
+
+    reason = "nan_output"
 
 
 class ConfigError(ServerError, ValueError):

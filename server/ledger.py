@@ -4,11 +4,12 @@ Pure; the dispatcher's lock guards it.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from .admission import Load, QueueLimits, admit
 from .errors import Overloaded, ServerError
-from .request import Request, Row, State
+from .request import PRIORITIES, Request, Row, State
 
 
 class Ledger:
@@ -19,6 +20,8 @@ class Ledger:
         load: what waits, over all lanes.
         waiting: rows that wait, by lane.
         running: rows that were launched and have not landed, by lane.
+        ahead: real elements that wait, by lane and priority.
+        clients: rows that wait, by client, of requests that name one.
     """
 
     def __init__(self, limits: QueueLimits) -> None:
@@ -27,11 +30,14 @@ class Ledger:
         self.load = Load()
         self.waiting: list[int] = []
         self.running: list[int] = []
+        self.ahead: list[list[int]] = []
+        self.clients: Counter[str] = Counter()
 
     def add_lane(self) -> None:
         """Count for one more model."""
         self.waiting.append(0)
         self.running.append(0)
+        self.ahead.append([0] * (PRIORITIES[-1] + 1))
 
     @property
     def busy(self) -> bool:
@@ -44,13 +50,17 @@ class Ledger:
         return not self.live and not self.busy
 
     def admit(
-        self, request: Request, less_urgent: Callable[[], Iterable[Request]] = tuple
+        self,
+        request: Request,
+        less_urgent: Callable[[], Iterable[Request]] = tuple,
+        retry_after_s: Callable[[], float] = lambda: 1.0,
     ) -> Sequence[Request]:
         """Let a request in if the limits allow it, or would without some less urgent ones.
 
         Args:
             request: the newcomer.
             less_urgent: gives waiting requests that may have to give way, the first of them first.
+            retry_after_s: gives the advice for a refusal; asked only then.
 
         Returns:
             Those that must give way; they are still counted.
@@ -60,34 +70,47 @@ class Ledger:
         """
         victims: Sequence[Request] = ()
         try:
-            admit(self._limits, self.load, request)
+            self._check(request, self.load, self.clients[request.client])
         except Overloaded:
             victims = self._victims(request, less_urgent())
             if not victims:
+                self._check(request, self.load, self.clients[request.client], retry_after_s())
                 raise
+        if request.client:
+            self.clients[request.client] += request.waiting_rows
+        self.ahead[request.lane][request.priority] += request.waiting_elements
         self.live.add(request)
         self.load.add(request.waiting_rows, request.waiting_elements, request.nbytes)
         self.waiting[request.lane] += request.waiting_rows
         return victims
 
     def _victims(self, request: Request, less_urgent: Iterable[Request]) -> list[Request]:
-        room, victims = self.load.copy(), []
+        room, rows, victims = self.load.copy(), self.clients[request.client], []
         for victim in less_urgent:
             victims.append(victim)
             room.add(-victim.waiting_rows, -victim.waiting_elements, -victim.nbytes)
+            if victim.client == request.client:
+                rows -= victim.waiting_rows
             try:
-                admit(self._limits, room, request)
+                self._check(request, room, rows)
             except Overloaded:
                 continue
             return victims
         return []
 
-    def launch(self, lane: int, rows: Sequence[Row]) -> None:
-        """Rows of a lane leave the queue for the device."""
+    def _check(self, request: Request, load: Load, client_rows: int, retry_after_s: float = 1.0) -> None:
+        rows = client_rows if request.client else -request.waiting_rows
+        admit(self._limits, load, request, client_rows=rows, retry_after_s=retry_after_s)
+
+    def launch(self, lane: int, rows: Sequence[Row]) -> int:
+        """Rows of a lane leave the queue for the device; returns their real elements."""
         elements = nbytes = 0
         for row in rows:
             request, size = row.request, math.prod(row.sizes)
             elements += size
+            self.ahead[lane][request.priority] -= size
+            if request.client:
+                self._leave(request.client, 1)
             request.waiting_rows -= 1
             request.waiting_elements -= size
             if request.waiting_rows == 0:
@@ -97,6 +120,7 @@ class Ledger:
         self.load.add(-len(rows), -elements, -nbytes)
         self.waiting[lane] -= len(rows)
         self.running[lane] += len(rows)
+        return elements
 
     def land(self, rows: Sequence[Row]) -> None:
         """Launched rows have come back, with outputs or without."""
@@ -115,5 +139,13 @@ class Ledger:
         if rows:
             self.load.add(-rows, -request.waiting_elements, -request.nbytes)
             self.waiting[request.lane] -= rows
+            self.ahead[request.lane][request.priority] -= request.waiting_elements
+            if request.client:
+                self._leave(request.client, rows)
             request.waiting_rows = request.waiting_elements = 0
         return rows
+
+    def _leave(self, client: str, rows: int) -> None:
+        self.clients[client] -= rows
+        if not self.clients[client]:
+            del self.clients[client]  # or the table would grow with every client that ever came

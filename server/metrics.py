@@ -1,9 +1,17 @@
 """What the server counts, as Prometheus metrics in a registry of its own."""
 
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from .events import Events
+from .recent import Recent
+
+if TYPE_CHECKING:
+    from .batch import BatchRecord
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -12,14 +20,19 @@ _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 class Metrics:
     """Counters, histograms and gauges of one server.
 
-    The engine calls `batch`, `compile` and `watch_rows`; transports call `reply` and `cut`. Nothing here
-    touches the process-wide default registry, so two servers in one process do not mix.
+    The engine calls `batch_record`, `compile` and `watch_rows`; transports call `reply`, `cut` and `shed`.
+    Nothing here touches the process-wide default registry, so two servers in one process do not mix.
+
+    Attributes:
+        recent: the same counts for the live page.
+        events: what happened to programs.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
+        self.recent, self.events = Recent(), Events()
         self._requests = Counter(
             "servax_requests",
             "Requests by what the client got: outcome is ok, error or cancelled.",
@@ -32,6 +45,13 @@ class Metrics:
             ["model", "route"],
             registry=registry,
             buckets=_LATENCY_S,
+        )
+        self._shed = Counter(
+            "servax_shed",
+            "Requests refused for want of room: rows, elements or bytes of the queue, client (its share), "
+            "deadline (the answer would come too late), displaced (by a more urgent one), memory.",
+            ["model", "cause"],
+            registry=registry,
         )
         self._truncated = Counter(
             "servax_truncated_inputs",
@@ -86,6 +106,25 @@ class Metrics:
             registry=registry,
             buckets=_LATENCY_S,
         )
+        self._wasted = Counter(
+            "servax_batch_wasted_seconds",
+            "Device seconds spent on padding: seconds x (1 - real / computed).",
+            labels,
+            registry=registry,
+        )
+        self._cold = Counter(
+            "servax_cold_hits",
+            "Batches that ran in a larger bucket since the right one was not warm.",
+            labels,
+            registry=registry,
+        )
+        self._queue = Histogram(
+            "servax_queue_seconds",
+            "Seconds that a row waited for its launch.",
+            ["model"],
+            registry=registry,
+            buckets=_LATENCY_S,
+        )
 
     def reply(self, model: str, route: str, outcome: str, reason: str, seconds: float) -> None:
         """Counts one request, once, by what its client got.
@@ -99,6 +138,11 @@ class Metrics:
         """
         self._requests.labels(model, route, outcome, reason).inc()
         self._latency.labels(model, route).observe(seconds)
+        self.recent.reply(time.monotonic(), seconds, good=outcome == "ok")
+
+    def shed(self, model: str, cause: str) -> None:
+        """Counts one request that was refused for want of room, by what ran out."""
+        self._shed.labels(model, cause).inc()
 
     def cut(self, model: str, inputs: int) -> None:
         """Counts inputs that were cut at the caller's wish."""
@@ -124,6 +168,35 @@ class Metrics:
         self._real.labels(model, bucket).inc(real)
         self._computed.labels(model, bucket).inc(computed)
         self._batch_seconds.labels(model, bucket).observe(seconds)
+        self._wasted.labels(model, bucket).inc(seconds * (1 - real / computed))
+
+    def batch_record(self, record: "BatchRecord") -> None:
+        """Counts one batch of the engine and its rows' time in the queue; give it to `Server(on_batch=)`."""
+        bucket = str(record.bucket)
+        self.batch(
+            record.model,
+            bucket,
+            record.rows,
+            record.real,
+            record.computed,
+            record.seconds,
+            record.reason,
+        )
+        queue = self._queue.labels(record.model)
+        for seconds in record.queued_s:
+            queue.observe(seconds)
+        if record.cold:
+            self._cold.labels(record.model, bucket).inc()
+        self.recent.batch(
+            time.monotonic(),
+            record.model,
+            bucket,
+            rows=record.rows,
+            real=record.real,
+            computed=record.computed,
+            seconds=record.seconds,
+            cold=record.cold,
+        )
 
     def compile(self, phase: str, seconds: float, source: str) -> None:
         """Counts one program that became ready.

@@ -1,10 +1,8 @@
 """One served model: its programs, its staging buffers, its batcher and its door."""
 
 import asyncio
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,7 +10,6 @@ import numpy as np
 
 from ..bucketing import Bucket, CostModel, Grid, Planner
 from ..jit_cache import (
-    CompileService,
     Input,
     Output,
     Program,
@@ -22,45 +19,14 @@ from ..jit_cache import (
     WarmupReport,
     warmup_order,
 )
-from .batcher import Batcher, Policy
-from .clock import Clock
-from .dispatcher import Dispatcher
+from ..jit_cache.schedule import value_order
+from .batcher import Batcher
 from .door import Door, Rows, allowed_s, check_call
-from .errors import ConfigError, NotReady
+from .errors import Closed, NotReady
+from .keeping import Keeper
 from .refit import Traffic
 from .request import DEFAULT_PRIORITY, Request, Row
-from .sinks import Sinks
-
-Compile = Callable[[Servable, Bucket, Sequence[jax.Array]], Program]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """What the models of one server have in common; see `Server`.
-
-    Raises:
-        ConfigError: on an impossible setting.
-    """
-
-    dispatcher: Dispatcher
-    compiler: CompileService
-    clock: Clock
-    sinks: Sinks
-    policy: Policy
-    max_request_rows: int
-    timeout_s: float | None
-    ready_when: str
-    compile_program: Compile
-
-    def __post_init__(self) -> None:
-        if self.ready_when not in ("grid", "coverage"):
-            raise ConfigError(f"ready_when is 'grid' or 'coverage'; got {self.ready_when!r}")
-        if self.max_request_rows < 1:
-            raise ConfigError(f"max_request_rows is at least 1; got {self.max_request_rows}")
-        if self.timeout_s is not None and not 0 < self.timeout_s < math.inf:
-            raise ConfigError(
-                f"timeout_s is a finite number above 0, or None for no bound; got {self.timeout_s}"
-            )
+from .shared import Shared
 
 
 class Model:
@@ -70,7 +36,7 @@ class Model:
     """
 
     def __init__(self, servable: Servable, shared: Shared) -> None:
-        self.servable = servable
+        self._servable: Servable | None = servable
         self.name = servable.name
         self.version = servable.version
         self.max_request_rows = shared.max_request_rows
@@ -78,14 +44,19 @@ class Model:
         self.cost = CostModel()
         self.batcher = Batcher(self.cost, shared.policy)
         self.lane = shared.dispatcher.add_lane(self.batcher)
-        self.order = warmup_order(servable.grid)
+        shapes = (shared.programs.shapes or {}).get(servable.name, ())
+        self.order = value_order(servable.grid, shapes) if shapes else warmup_order(servable.grid)
         self.report = WarmupReport(len(self.order))
         self.cache = ProgramCache(self._compile, shared.compiler)
-        self._door = Door(servable)
+        self._door: Door | None = Door(servable)
+        self.checks_outputs = shared.programs.check_outputs
+        self.keeper = Keeper(self, shared.programs, shared.dispatcher)
+        self._lazy = shared.programs.policy == "lazy"
         self._needs_all = shared.ready_when == "grid"
         self._ready = False
+        self._successor: Model | None = None
         self._dispatcher, self._clock, self._sinks = shared.dispatcher, shared.clock, shared.sinks
-        self._compile_program = shared.compile_program
+        self.compile_program = shared.compile_program
         self._leaves: Sequence[jax.Array] | None = None
         self._opened: list[Bucket] = []
         self._staging: dict[Bucket, list[Staging]] = {}
@@ -95,6 +66,15 @@ class Model:
         return f"Model({self.name!r}, {len(self.cache.ready())} of {len(self.order)} programs warm)"
 
     # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def servable(self) -> Servable:
+        """What is served; of a model that gave way and has left, the successor's."""
+        if self._servable is not None:
+            return self._servable
+        if self._successor is None:
+            raise Closed(f"model {self.name!r} was never served: ask for the one that is")
+        return self._successor.servable
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -121,7 +101,9 @@ class Model:
         """Whether warm-up reached what readiness asks for: the whole grid, or the covering bucket."""
         if not self._ready:
             warm = [one.bucket for one in self.report.warm]
-            self._ready = self.report.complete if self._needs_all else self.order[0] in warm
+            covered = self.order[0] in warm or self._lazy
+            # A budget that is used up ends the wait for the whole grid, never for the covering bucket.
+            self._ready = covered and (self.report.complete or self.report.enough or not self._needs_all)
         return self._ready
 
     @property
@@ -131,9 +113,30 @@ class Model:
         return bool(failed) if self._needs_all else self.order[0] in failed
 
     def load(self) -> tuple[int, int]:
-        """Rows that wait and rows that run."""
+        """Rows that wait and rows that run, with those of a later version."""
+        waiting, running = self.own_load()
+        later = (0, 0) if self._successor is None else self._successor.load()
+        return waiting + later[0], running + later[1]
+
+    def own_load(self) -> tuple[int, int]:
+        """Rows of this version that wait, and those that run."""
         waiting, running = self._dispatcher.load(self.lane)
         return waiting.rows, running
+
+    # -- versions -----------------------------------------------------------------------------------
+
+    def give_way(self, successor: "Model") -> None:
+        """From now on requests to this handle are the successor's; those let in are answered here."""
+        self._successor = successor
+
+    def unload(self) -> None:
+        """Let programs, buffers and weights go; device thread, nothing waits and nothing runs."""
+        self.batcher.planner = None
+        for bucket in self._opened:
+            self._let_go(bucket)
+        self._opened, self._leaves = [], None
+        self.keeper.planned.clear()
+        self._servable = self._door = None
 
     # -- the door -----------------------------------------------------------------------------------
 
@@ -151,13 +154,16 @@ class Model:
         Raises:
             ServerError: whatever the door refuses; nothing was queued then.
         """
-        if not self.ready:
+        door, later = self._door, self._successor
+        if later is not None:
+            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        if not self.ready or door is None:
             raise NotReady(
                 f"model {self.name!r} answers once it is warm; {len(self.report.warm)} of {len(self.order)} "
                 f"programs are: retry shortly"
             )
         check_call(len(rows), self.max_request_rows, priority)
-        items, sizes = self._door.check(rows)
+        items, sizes = door.check(rows)
         now_s = self._clock.now()
         request = Request(
             items,
@@ -169,6 +175,12 @@ class Model:
             deadline_s=now_s + allowed_s(self.timeout_s, timeout_s),
         )
         self._dispatcher.offer(self.lane, request)
+        later = self._successor
+        if later is not None and self._dispatcher.cancel(request):
+            # It gave way in this very moment, and may have left before the request came in.
+            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        if self.batcher.planner is None:  # lazy: the first request has the first program made
+            self.keeper.wake()
         return request
 
     async def run(
@@ -224,17 +236,30 @@ class Model:
 
     def _compile(self, bucket: Bucket) -> Program:
         if self._leaves is None:
-            self._leaves = [jax.device_put(leaf) for leaf in self.servable.leaves]
+            self._leaves = self.servable.place()
         _ = self.servable.outputs  # inferred here, where tracing is allowed
-        return self._compile_program(self.servable, bucket, self._leaves)
+        planned = self.keeper.planned.pop(bucket, None)
+        if planned is not None:
+            return planned.with_leaves(self._leaves)
+        return self.compile_program(self.servable, bucket, self._leaves)
 
     def opened(self, bucket: Bucket, run_s: float) -> None:
         """A program is warm and was timed: from now on it is planned with; device thread only."""
         if run_s > 0:  # a manual clock measures nothing
             self.cost.observe(bucket, run_s)
-        self._opened.append(bucket)
+        if bucket not in self._opened:  # the warm-up and a request may have asked for it both
+            self._opened.append(bucket)
+        for victim in self.keeper.opened(bucket):
+            self._opened.remove(victim)
+            self._let_go(victim)
         grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+
+    def narrow(self, order: list[Bucket]) -> None:
+        """Warm up these buckets only, the covering one first; before the warm-up begins."""
+        self.order = order
+        self.report.total = len(order)
+        self.keeper.residency.replan(Grid(self.servable.grid.axes, order))
 
     @property
     def grid(self) -> Grid:
@@ -254,9 +279,13 @@ class Model:
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
         for bucket in self._opened:
             if bucket not in grid:
-                self.cache.discard(bucket)
-                self._staging.pop(bucket, None)
+                self._let_go(bucket)
         self._opened = list(grid)
+        self.keeper.residency.replan(grid)
+
+    def _let_go(self, bucket: Bucket) -> None:
+        self.cache.discard(bucket)
+        self._staging.pop(bucket, None)
 
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
         """The smallest warm bucket for rows that `bucket` holds; device thread only."""

@@ -63,6 +63,7 @@ class Request:
         sink: who is told of the final state.
         future: whatever the sink needs to find the waiter.
         lane: index of its model in the dispatcher.
+        client: who sent it, where clients share the queue; "" where they do not.
         nbytes: bytes of all its arrays.
         state: see `MOVES`; changed by `move` only.
         over: whether the state is final, so that no more work must be done for it.
@@ -74,7 +75,7 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_s", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "priority",
+        "arrived_s", "client", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "priority",
         "remaining", "results", "sink", "sizes", "state", "waiting_elements", "waiting_rows",
     )  # fmt: skip
 
@@ -97,6 +98,7 @@ class Request:
         self.sink = sink
         self.future = future
         self.lane = 0
+        self.client = ""
         self.nbytes = sum([array.nbytes for item in items for array in item.values()])
         self.state = State.WAITING
         self.over = False

@@ -7,10 +7,11 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from .errors import BadRequest, BadTensor, ModelError, TooLong
+from .errors import BadRequest, BadTensor, ModelError, Overloaded, TooLong
 from .seam import ModelHandle
 
 Side = Literal["left", "right"]
+_CHARS_PER_S = 2e6
 
 
 class Tokenizer(Protocol):
@@ -85,6 +86,7 @@ class Embedder:
         input_name: the model's input of token ids, an integer vector per item.
         output_name: the model's output that is the embedding, a float vector per item.
         inline_chars: texts of together fewer characters are tokenized on the event loop.
+        pending_chars: most characters that wait for or are in tokenizing off the event loop.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Embedder:
         output_name: str = "embedding",
         *,
         inline_chars: int = 20_000,
+        pending_chars: int = 10_000_000,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.input_name = input_name
         self.output_name = output_name
         self._inline_chars = inline_chars
+        self._most_pending, self._pending = pending_chars, 0
         self._ids_dtype = next(spec.dtype for spec in model.inputs if spec.name == input_name)
         axis = next(spec.shape for spec in model.inputs if spec.name == input_name)[0]
         model_limit = axis if isinstance(axis, int) else model.limits.get(axis, tokenizer.max_tokens)
@@ -109,13 +113,34 @@ class Embedder:
         self.width = int(shape[-1])
 
     async def tokenize(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Token ids of each text, special tokens included; long work leaves the event loop."""
+        """Token ids of each text, special tokens included; long work leaves the event loop.
+
+        Raises:
+            BadRequest: a text that the tokenizer does not take.
+            Overloaded: more characters wait for the tokenizer than may.
+        """
+        chars = sum(map(len, texts))
         try:
-            if sum(map(len, texts)) < self._inline_chars:
+            if chars < self._inline_chars:
                 return self.tokenizer.encode(texts)
-            return await asyncio.to_thread(self.tokenizer.encode, texts)
+            self._refuse_if_full(chars)
+            self._pending += chars
+            try:
+                return await asyncio.to_thread(self.tokenizer.encode, texts)
+            finally:
+                self._pending -= chars
         except ValueError as error:
             raise BadRequest(f"A text must be one that the tokenizer takes, got: {error}") from error
+
+    def _refuse_if_full(self, chars: int) -> None:
+        if self._pending and self._pending + chars > self._most_pending:
+            retry_s = self._pending / _CHARS_PER_S
+            raise Overloaded(
+                f"at most {self._most_pending} characters wait for the tokenizer; {self._pending} do and the "
+                f"request has {chars}: retry after {retry_s:.3g} s",
+                retry_s,
+                "tokenizer",
+            )
 
     async def prepare(
         self,

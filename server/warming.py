@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+
+import jax
 
 from ..bucketing import Bucket
 from ..jit_cache import (
@@ -18,11 +21,14 @@ from ..jit_cache import (
     unseal_process,
     warm_up,
 )
+from ..jit_cache.device_memory import trim_heap
 from .clock import Clock
 from .device import Probe
 from .dispatcher import Dispatcher
 from .errors import NotReady
 from .model import Model
+from .preparing import prepare
+from .programs import Programs
 
 OnProgress = Callable[[str, WarmupStep], None]
 _PROBE_TIMEOUT_S = 300.0
@@ -39,6 +45,7 @@ class WarmUp:
         seal: forbid tracing in the whole process once all models are ready and nothing is left to do.
         on_progress: called with the model's name and each step, in the warm-up thread.
         stored: remembers how long programs ran, if there is a store.
+        options: budgets, and what is checked before.
     """
 
     def __init__(
@@ -51,21 +58,24 @@ class WarmUp:
         seal: bool,
         on_progress: OnProgress | None,
         stored: StoredPrograms | None = None,
+        options: Programs | None = None,
     ) -> None:
+        self._options = options if options is not None else Programs()
         self._models, self._compiler, self._dispatcher, self._clock = models, compiler, dispatcher, clock
         self._seal, self._sealed = seal, False
         self._on_progress = on_progress
         self._stored = stored
         self._stop = threading.Event()
         self._changed = threading.Condition()
-        self._begin_s = math.nan
+        self._begin_s = self._started_s = math.nan
         self._thread = threading.Thread(target=self._run, name="servax-warmup", daemon=True)
+        self._settled = False
         self.finished = False
         self.error: BaseException | None = None
 
     def start(self) -> None:
         """Begin."""
-        self._begin_s = time.monotonic()
+        self._begin_s, self._started_s = time.monotonic(), self._clock.now()
         self._thread.start()
 
     def stop(self) -> None:
@@ -84,7 +94,8 @@ class WarmUp:
     @property
     def settled(self) -> bool:
         """Whether nothing will change soon: all is warm and sealed, or some of it takes its time."""
-        return self.finished or not all(model.report.complete for model in self._models)
+        reports = [model.report for model in self._models]
+        return self.finished or self._settled or not all(one.complete or one.enough for one in reports)
 
     def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
         """Sleep until `done`, asked after each step, or until it can never come true by itself.
@@ -117,27 +128,74 @@ class WarmUp:
 
     def _run(self) -> None:
         try:
-            for model in self._models:
+            if self._options.policy == "lazy":
+                self._skip()
+                return
+            models = prepare(self._models, self._options, self._compiler)
+            for model in models:
                 self._warm(model, model.order[:1])
-            for model in self._models:
-                self._warm(model, model.order[1:])
+            for model in models:
+                self._warm(model, model.order[1:], self._enough)
             if self._stored is not None:
                 self._stored.save()
             if all(model.ready for model in self._models) and not self._stop.is_set():
-                self._compiler.warmed()
-                if self._seal:
-                    self._sealed = True
-                    seal_process()
+                self._settle()
+                self._go_on()
         except BaseException as error:  # shown by status() and wait_ready(), never lost in the thread
             self.error = error
         finally:
             self.finished = True
             self._notify()
 
-    def _warm(self, model: Model, buckets: Sequence[Bucket]) -> None:
+    def _skip(self) -> None:
+        """Warm nothing: only what the models return is found out, which compiles nothing."""
+        for model in self._models:
+            self._compiler.submit(partial(getattr, model.servable, "outputs")).result()
+            model.report.enough = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """What traces leave behind is dropped, and from now on compiles are background work."""
+        self._compiler.warmed()
+        if self._seal:
+            # The process is ours: its jitted functions are through. Programs stay as they are.
+            jax.clear_caches()
+        trim_heap()
+        if self._seal:
+            self._sealed = True
+            seal_process()
+        self._settled = True
+        self._notify()
+
+    def _go_on(self) -> None:
+        """What a budget of seconds left, while requests are served; a budget of bytes holds for good."""
+        for model in self._models:
+            left = model.report.left(model.order)
+            if left and not self._over_bytes():
+                self._warm(model, left, self._over_bytes)
+        if self._stored is not None:
+            self._stored.save()
+
+    def _enough(self) -> bool:
+        budget_s = self._options.budget_s
+        return self._over_bytes() or (
+            budget_s is not None and self._clock.now() - self._started_s >= budget_s
+        )
+
+    def _over_bytes(self) -> bool:
+        most = self._options.budget_bytes
+        if most is None:
+            return False
+        sizes = [one.facts.code_bytes for model in self._models for one in model.report.warm]
+        return sum(sizes) + max(sizes, default=0) > most
+
+    def _warm(
+        self, model: Model, buckets: Sequence[Bucket], enough: Callable[[], bool] | None = None
+    ) -> None:
         if self._stop.is_set():
             model.report.stopped = True
             return
+        bounded = self._options.budget_s is not None or self._options.budget_bytes is not None
         warm_up(
             model.cache,
             buckets,
@@ -145,6 +203,7 @@ class WarmUp:
             report=model.report,
             on_step=lambda step: self._stepped(model, step),
             stop=self._stop,
+            enough=enough if bounded else None,
         )
 
     def probe(self, model: Model, program: Program) -> float:

@@ -5,20 +5,22 @@ cannot be used as configured; 4 warm-up failed.
 """
 
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from ... import _version
 from ..config import ServeConfig
 from ..errors import ConfigError, ServerError
+from ..settings import Settings, read_settings
 from .fit import fit
 from .inspect import check, inspect
+from .options import MODEL_PATHS, PROGRAM_PATHS, STORE_PATHS, with_flags
 from .store import app as store_app
 
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_WARMUP = 1, 2, 3, 4
@@ -32,19 +34,6 @@ app = typer.Typer(
 )
 _errors = Console(stderr=True)
 
-ModelName = Annotated[
-    str,
-    typer.Argument(help="Built-in name, checkpoint folder, hub id, or module:attribute naming a Servable."),
-]
-MaxBatch = Annotated[int | None, typer.Option(min=1, help="Rows of the largest bucket. [default: 32]")]
-MaxLength = Annotated[int | None, typer.Option(min=1, help="Limit in tokens. [default: the model's own]")]
-Scheme = Annotated[str | None, typer.Option(help="Ladder of the varying axes. [default: powers_of_two:16]")]
-WireName = Annotated[str | None, typer.Option("--name", help="The model's name on the wire.")]
-StoreAt = Annotated[
-    str | None,
-    typer.Option("--store", help="Directory or URL of stored programs. [default: the user's cache]"),
-]
-UseStore = Annotated[bool, typer.Option("--use-store/--no-store", help="Keep programs between starts.")]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")]
 
 
@@ -67,77 +56,60 @@ def _print_version(asked: bool) -> None:
 
 
 @app.command()
+@with_flags()
 def serve(
-    model: ModelName = "minilm",
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 lets the system choose.")] = 8000,
-    max_batch: MaxBatch = None,
-    max_length: MaxLength = None,
-    scheme: Scheme = None,
-    name: WireName = None,
-    max_wait_ms: Annotated[
-        float, typer.Option(min=0, help="How long an idle device may wait for more rows.")
-    ] = 0.0,
-    grpc_port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Serve gRPC too, on this port. [default: none]")
+    flags: Mapping[str, Any],
+    *,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", help="TOML file with options; variables SERVAX_* and flags go before it."),
     ] = None,
-    store: StoreAt = None,
-    use_store: UseStore = True,
-    refit: Annotated[
-        bool, typer.Option(help="Fit the sizes anew, in the background, to what arrives.")
-    ] = False,
-    seal: Annotated[bool, typer.Option(help="Forbid JAX tracing in this process after warm-up.")] = True,
-    strict: Annotated[bool, typer.Option(help="Exit with 4 if a program cannot be made.")] = False,
-    drain_s: Annotated[float, typer.Option(min=0, help="Seconds for admitted requests at the end.")] = 30.0,
-    log_level: Annotated[str, typer.Option(help="critical, error, warning, info or debug.")] = "warning",
     traceback: Traceback = False,
 ) -> None:
-    """Serve a model over HTTP until SIGTERM or Ctrl-C, then drain."""
-    options = {key: value for key, value in locals().items() if key not in ("strict", "traceback")}
-    config = _config(**options)
-    _guarded(lambda: _serve(config, strict), traceback)
+    """Serve models over HTTP (and gRPC) until SIGTERM or Ctrl-C, then drain."""
+    settings = _settings(flags, config)
+    _guarded(lambda: _serve(settings), traceback)
 
 
 @app.command()
+@with_flags((*MODEL_PATHS, *STORE_PATHS, *PROGRAM_PATHS))
 def warmup(
-    model: ModelName = "minilm",
-    max_batch: MaxBatch = None,
-    max_length: MaxLength = None,
-    scheme: Scheme = None,
-    name: WireName = None,
-    store: StoreAt = None,
-    use_store: UseStore = True,
+    flags: Mapping[str, Any],
+    *,
+    config: Annotated[str | None, typer.Option("--config", help="TOML file, as for serve.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Make, store and try every program of a model, and list them."""
-    options = {key: value for key, value in locals().items() if key not in ("as_json", "traceback")}
-    config = _config(**options)
-    _guarded(lambda: _warmup(config, as_json), traceback)
+    """Make, store and try every program of the models, and list them."""
+    settings = _settings(flags, config)
+    _guarded(lambda: _warmup(settings.config, as_json), traceback)
 
 
-def _config(**options: Any) -> ServeConfig:
+def _settings(flags: Mapping[str, Any], file: str | None) -> Settings:
     try:
-        return ServeConfig(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        option = ".".join(map(str, first["loc"])).replace("_", "-")
-        _fail(f"--{option}: {first['msg']}, got {first['input']!r}", EXIT_USAGE)
+        return read_settings(flags, os.environ, file)
+    except ConfigError as error:
+        _fail(str(error), EXIT_USAGE)
 
 
-def _serve(config: ServeConfig, strict: bool) -> int:
+def _serve(settings: Settings) -> int:
+    config = settings.config
     # Until uvicorn listens to signals there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # Imported here: `--help` and usage errors answer at once.
+    from ..logs import set_up_logs
     from .serving import open_socket, serve
 
+    set_up_logs(config.log_level, config.log_format)
     with open_socket(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        scheme = "http" if config.tls_cert is None else "https"
+        models = ", ".join(one.model for one in config.served)
         _errors.print(
-            f"listening on http://{shown}:{port}, loading {config.model}", markup=False, soft_wrap=True
+            f"listening on {scheme}://{shown}:{port}, loading {models}", markup=False, soft_wrap=True
         )
-        error = serve(config, listener, _loader(config), strict=strict, on_failure=_show)
+        error = serve(settings, listener, _loader(config), on_failure=_show)
     return 0 if error is None else exit_code(error)
 
 
@@ -148,7 +120,7 @@ def _loader(config: ServeConfig) -> Callable[..., None]:
 
         view = WarmupView(_errors)
         try:
-            server, texts = wiring.build(config, metrics, view)
+            server, texts = wiring.build(config, metrics, view, view.show_plan)
             late.arrive(server, texts)
             if late.draining:
                 return
@@ -166,7 +138,7 @@ def _warmup(config: ServeConfig, as_json: bool) -> int:
     from .console import WarmupView, warm_table
 
     view = WarmupView(_errors)
-    server, _ = wiring.build(config, Metrics(), view)
+    server, _ = wiring.build(config, Metrics(), view, view.show_plan)
     failure: Exception | None = None
     try:
         server.start().wait_ready()
@@ -174,12 +146,14 @@ def _warmup(config: ServeConfig, as_json: bool) -> int:
         failure = error
     finally:
         view.close()
-        rows = wiring.facts_table(server)
-        server.close(drain_s=0.0)
+        rows, left = wiring.facts_table(server), wiring.left_over(server)
+        server.close(drain_s=0.0)  # what a budget left is not begun; the compile in hand ends
     if as_json:
-        typer.echo(json.dumps({"ok": failure is None, "programs": rows}, indent=2))
+        typer.echo(json.dumps({"ok": failure is None, "programs": rows, "left": left}, indent=2))
     else:
         Console().print(warm_table(rows))
+        if left:
+            _errors.print(f"{len(rows)} done, {len(left)} left: {', '.join(left)}", markup=False)
     if failure is None:
         return 0
     _show(failure)

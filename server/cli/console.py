@@ -60,6 +60,10 @@ class WarmupView:
         if step.done == step.total:
             self.close()
 
+    def show_plan(self, model: str, plan: Any) -> None:
+        """The memory plan of a model, before anything is allocated."""
+        self._console.print(f"{model}: {plan.explain()}", markup=False, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Leaves the terminal as it was."""
         self._progress.stop()

@@ -1,7 +1,9 @@
 """`servax serve` without its command line: open the socket, load behind it, drain on a signal."""
 
 import asyncio
+import logging
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -16,10 +18,18 @@ from ..errors import ConfigError
 from ..http.asgi import create_app
 from ..metrics import Metrics
 from ..seam import Engine
+from ..settings import Settings
 from .late import LateEngine
+
+_log = logging.getLogger("servax.serve")
+_SWITCH_S = 0.0005
 
 Load = Callable[[LateEngine, Metrics], None]
 """Makes the engine, hands it to `arrive`, and returns once it is warm or raises; runs in its own thread."""
+
+
+# How long the end waits for a model that is still being loaded.
+_LOAD_JOIN_S = 30.0
 
 
 class DrainingServer(uvicorn.Server):
@@ -78,28 +88,33 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    config: ServeConfig,
+    settings: Settings,
     listener: socket.socket,
     load: Load,
     *,
-    strict: bool = False,
     on_failure: Callable[[BaseException], None] | None = None,
 ) -> BaseException | None:
     """Serves until a signal; blocks.
 
     Args:
-        config: host, port, drain time and limits.
+        settings: host, port, drain time and limits; with `strict` it stops when loading or warm-up fails,
+            instead of staying up and not ready.
         listener: the open socket.
         load: makes and warms the engine, in a thread of its own.
-        strict: stop when loading or warm-up fails, instead of staying up and not ready.
         on_failure: told of such a failure at once.
 
     Returns:
         What made the server stop, or None after a normal drain. A model that cannot be loaded always
         stops it; a bucket that fails to warm only if `strict`.
     """
+    config = settings.config
+    _check_tls(config)
+    # Else the device thread waits up to 5 ms for the event loop at each step of a batch.
+    sys.setswitchinterval(_SWITCH_S)
     late, metrics = LateEngine(), Metrics()
+    keys = tuple(key.get_secret_value() for key in config.api_key)
     fatal: list[BaseException] = []
+    loading: list[threading.Thread] = []
 
     def work(server: DrainingServer, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -110,34 +125,67 @@ def serve(
             late.fail(error)
             if on_failure is not None:
                 on_failure(error)
-            if strict or not late.models:
+            if config.strict or not late.models:
                 fatal.append(error)
                 loop.call_soon_threadsafe(server.stop)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True).start()
-        async with _grpc(config, late, metrics):
+        loading.append(threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True))
+        loading[0].start()
+        async with _grpc(config, late, metrics, keys):
             yield
         await late.aclose(0.0)
 
-    app = create_app(late, texts=late.texts, metrics=metrics, config=config.http, lifespan=lifespan)
+    app = create_app(
+        late,
+        texts=late.texts,
+        metrics=metrics,
+        config=config.http,
+        api_keys=keys,
+        settings=settings.listed(),
+        lifespan=lifespan,
+    )
     server = DrainingServer(uvicorn_config(app, config), late, config.drain_s)
     server.run(sockets=[listener])
+    for thread in loading:
+        # An interpreter that ends while a thread of it is in native code aborts, instead of exiting with 0.
+        thread.join(_LOAD_JOIN_S)
     return fatal[0] if fatal else None
 
 
+def _check_tls(config: ServeConfig) -> None:
+    """Load the certificate once, for an error that says what is wrong with it."""
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"TLS needs a certificate chain and its key in PEM files, got {config.tls_cert} and "
+            f"{config.tls_key}: {error}; check both."
+        ) from None
+
+
 @asynccontextmanager
-async def _grpc(config: ServeConfig, late: LateEngine, metrics: Metrics) -> AsyncIterator[None]:
+async def _grpc(
+    config: ServeConfig, late: LateEngine, metrics: Metrics, keys: tuple[str, ...]
+) -> AsyncIterator[None]:
     """The same engine over gRPC, if a port is configured."""
     if config.grpc_port is None:
         yield
         return
-    from ..rpc.service import create_grpc_server, listening
+    from ..rpc.service import TlsFiles, create_grpc_server, listening
 
-    grpc_server = create_grpc_server(late, texts=late.texts, metrics=metrics, config=config.grpc)
-    async with listening(grpc_server, config.host, config.grpc_port):
+    grpc_server = create_grpc_server(
+        late, texts=late.texts, metrics=metrics, config=config.grpc, api_keys=keys
+    )
+    tls = None
+    if config.tls_cert is not None and config.tls_key is not None:
+        tls = TlsFiles(config.tls_cert, config.tls_key)
+    async with listening(grpc_server, config.host, config.grpc_port, tls=tls) as port:
+        _log.info("gRPC listens", extra={"port": port})
         yield
 
 
@@ -150,7 +198,9 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
         ws="none",
         lifespan="on",
         access_log=False,
-        log_level=config.log_level,
+        log_config=None,
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         server_header=False,
         timeout_graceful_shutdown=5,
     )

@@ -11,20 +11,24 @@ from pathlib import PurePath
 from typing import Any
 
 from ...jit_cache import (
+    WARMUP,
     Servable,
     StoreError,
     WarmupStep,
     compile_log,
 )
 from ...jit_cache.store import Store
+from ..admission import QueueLimits
 from ..api import Server
-from ..config import ServeConfig
-from ..device import BatchRecord
+from ..config import ModelConfig, ServeConfig
 from ..errors import ConfigError
+from ..events import CAUSES, ProgramEvent
 from ..metrics import Metrics
 from ..model import Model
+from ..programs import OnPlan
 from ..refit import RefitPolicy
 from ..text import Embedder, Tokenizer
+from .programs import programs_of
 
 LOADER = "servax.models.registry:load"
 DEFAULT_MAX_BATCH = 32
@@ -40,7 +44,7 @@ class Resolved:
     tokenizer: Tokenizer | None = None
 
 
-def resolve(config: ServeConfig) -> Resolved:
+def resolve(config: ModelConfig) -> Resolved:
     """Finds and loads the configured model.
 
     `module:attribute` names a `Servable`, or a function without arguments that makes one. Anything else
@@ -64,12 +68,13 @@ def resolve(config: ServeConfig) -> Resolved:
         inputs=model.inputs,
         limits={**model.limits, "batch": config.max_batch or DEFAULT_MAX_BATCH},
         scheme=config.scheme or DEFAULT_SCHEME,
+        max_elements=config.max_elements,
         name=config.name or PurePath(model.name).name,
     )
     return Resolved(servable, model.tokenizer)
 
 
-def _user_servable(config: ServeConfig) -> Servable:
+def _user_servable(config: ModelConfig) -> Servable:
     found = import_attribute(config.model)
     servable = found() if callable(found) and not isinstance(found, Servable) else found
     if not isinstance(servable, Servable):
@@ -81,6 +86,7 @@ def _user_servable(config: ServeConfig) -> Servable:
         "max_batch": config.max_batch,
         "max_length": config.max_length,
         "scheme": config.scheme,
+        "max_elements": config.max_elements,
         "name": config.name,
     }
     given = [option for option, value in fixed.items() if value is not None]
@@ -108,29 +114,54 @@ def import_attribute(path: str) -> Any:
 
 
 def build(
-    config: ServeConfig, metrics: Metrics, on_progress: OnProgress | None = None
+    config: ServeConfig,
+    metrics: Metrics,
+    on_progress: OnProgress | None = None,
+    on_plan: OnPlan | None = None,
 ) -> tuple[Server, dict[str, Embedder]]:
-    """Loads the model and makes its server, not started yet, and its text fronts.
+    """Loads the models and makes their server, not started yet, and its text fronts.
 
     Raises:
-        ConfigError: the model cannot be loaded as configured.
+        ConfigError: a model cannot be loaded as configured.
     """
-    resolved = _resolve_or_explain(config)
+    resolved = [_resolve_or_explain(one) for one in config.served]
     server = Server(
-        resolved.servable,
+        *[one.servable for one in resolved],
         store=open_store(config),
         max_wait_s=config.max_wait_ms / 1e3,
+        queue=QueueLimits(**config.queue.model_dump()),
+        max_request_rows=config.max_request_rows,
+        timeout_s=config.timeout_s,
+        stall_s=config.stall_s,
+        ready_when=config.ready_when,
         refit=RefitPolicy() if config.refit else None,
+        programs=programs_of(
+            config,
+            [one.servable for one in resolved],
+            {one.servable.name: one.tokenizer.vocab_size for one in resolved if one.tokenizer is not None},
+            strict=config.strict,
+            on_plan=on_plan,
+        ),
         seal=config.seal,
         on_progress=load_counter(metrics, on_progress),
-        on_batch=batch_counter(metrics),
+        on_batch=metrics.batch_record,
     )
-    compile_log().subscribe(lambda phase, seconds: metrics.compile(phase, seconds, "compiled"))
+    compile_log().subscribe(compile_counter(metrics))
     for name in server.models:
         metrics.watch_rows(
             name, partial(_load, server.models[name], 0), partial(_load, server.models[name], 1)
         )
-    return server, text_fronts(server, resolved, config)
+    texts: dict[str, Embedder] = {}
+    for one in resolved:
+        if one.tokenizer is not None:
+            model = server.models[one.servable.name]
+            texts[model.name] = Embedder(
+                model,
+                one.tokenizer,
+                inline_chars=config.http.tokenize_inline_chars,
+                pending_chars=config.http.tokenize_pending_chars,
+            )
+    return server, texts
 
 
 def _load(model: Model, which: int) -> float:
@@ -151,52 +182,49 @@ def open_store(config: ServeConfig) -> Store | None:
         raise ConfigError(f"{error} (or serve with --no-store)") from error
 
 
+def compile_counter(metrics: Metrics) -> Callable[[str, float], None]:
+    """Counts what XLA compiles; of what no warm-up step tells, it makes an event too."""
+
+    def count(phase: str, seconds: float) -> None:
+        metrics.compile(phase, seconds, "compiled")
+        if phase != WARMUP:
+            metrics.events.add(ProgramEvent(phase, "compiled", seconds, CAUSES.get(phase, phase)))
+
+    return count
+
+
 def load_counter(metrics: Metrics, on_progress: OnProgress | None) -> OnProgress:
     """Counts programs that came from the store, which no compile event tells of, and passes steps on."""
 
     def count(model: str, step: WarmupStep) -> None:
-        if step.facts is not None and step.facts.source != "compiled":
-            metrics.compile("warmup", step.facts.ready_s, step.facts.source)
+        facts = step.facts
+        if facts is not None and facts.source != "compiled":
+            metrics.compile("warmup", facts.ready_s, facts.source)
+        metrics.events.add(
+            ProgramEvent(
+                phase=WARMUP,
+                source="" if facts is None else facts.source,
+                seconds=0.0 if facts is None else facts.ready_s,
+                cause=CAUSES[WARMUP],
+                model=model,
+                bucket=str(step.bucket),
+                code_bytes=0 if facts is None else facts.code_bytes,
+                error=step.error,
+            )
+        )
         if on_progress is not None:
             on_progress(model, step)
 
     return count
 
 
-def _resolve_or_explain(config: ServeConfig) -> Resolved:
+def _resolve_or_explain(config: ModelConfig) -> Resolved:
     try:
         return resolve(config)
     except ConfigError:
         raise
     except Exception as error:  # the loader's errors are not ours to know by type
         raise ConfigError(f"The model {config.model!r} must load, got: {error}") from error
-
-
-def text_fronts(server: Server, resolved: Resolved, config: ServeConfig) -> dict[str, Embedder]:
-    """A text front for a model that has a tokenizer."""
-    if resolved.tokenizer is None:
-        return {}
-    return {
-        name: Embedder(model, resolved.tokenizer, inline_chars=config.http.tokenize_inline_chars)
-        for name, model in server.models.items()
-    }
-
-
-def batch_counter(metrics: Metrics) -> Callable[[BatchRecord], None]:
-    """Writes batch records into the metrics."""
-
-    def count(record: BatchRecord) -> None:
-        metrics.batch(
-            record.model,
-            str(record.bucket),
-            record.rows,
-            record.real,
-            record.computed,
-            record.seconds,
-            record.reason,
-        )
-
-    return count
 
 
 def facts_table(server: Server) -> list[Mapping[str, Any]]:
@@ -221,3 +249,14 @@ def facts_table(server: Server) -> list[Mapping[str, Any]]:
         for bucket, error in report.failed.items():
             rows.append({"model": name, "bucket": str(bucket), "error": error})
     return rows
+
+
+def left_over(server: Server) -> list[str]:
+    """Buckets that a budget left, or that a memory plan dropped."""
+    return [
+        f"{name} {bucket}"
+        for name, model in server.models.items()
+        for bucket in model.report.left(
+            [*model.order, *(model.keeper.plan.dropped if model.keeper.plan else ())]
+        )
+    ]

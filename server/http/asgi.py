@@ -1,24 +1,25 @@
 """The HTTP application: routes, error bodies for everything else, request ids, the OpenAPI schema."""
 
 import time
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from ... import _version
 from ..config import HttpConfig
-from ..errors import BadRequest, NotReady, ServerError, UnknownModel
+from ..errors import BadRequest, MethodNotAllowed, NotReady, ServerError, UnknownModel, UnknownPath
 from ..metrics import Metrics
 from ..seam import Engine, find_model, progress_text
 from ..text import Embedder
 from . import kserve, kserve_schema, openai, openapi
+from .debug import Options, add_debug
 from .encode import dumps
+from .entry import Entry, Keys
 from .wire import Call, HotRoute, error_headers
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -30,6 +31,8 @@ def create_app(
     texts: Mapping[str, Embedder] | None = None,
     metrics: Metrics | None = None,
     config: HttpConfig | None = None,
+    api_keys: Sequence[str] = (),
+    settings: Options | None = None,
     lifespan: Lifespan | None = None,
 ) -> FastAPI:
     """Builds the HTTP application over an engine.
@@ -39,6 +42,9 @@ def create_app(
         texts: text fronts by model name; read at each request, so that it may be filled later.
         metrics: counts requests; the engine usually writes to the same object.
         config: limits of the front.
+        api_keys: keys, one of which a request must bring, but for probes, metrics and the live page.
+        settings: value and source of each option by its path, for `/v2/models/{name}/config`; None asks the
+            engine for those that it was made with.
         lifespan: start and stop of what the application runs on.
 
     Returns:
@@ -52,6 +58,7 @@ def create_app(
     _add_hot_routes(app, engine, texts, metrics, config)
     _add_openai(app, engine)
     _add_kserve(app, engine, texts, config)
+    add_debug(app, engine, metrics, settings)
 
     @app.get("/metrics", tags=["operations"], response_class=Response)
     async def read_metrics() -> Response:
@@ -59,8 +66,14 @@ def create_app(
         return Response(metrics.render(), headers={"content-type": metrics.content_type})
 
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(ServerError, _server_error(engine, config))
-    app.add_middleware(RequestId)
+    handler = _server_error(engine, config)
+    app.add_exception_handler(ServerError, handler)
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await handler(Request(scope), scope["servax.error"])
+        await response(scope, receive, send)
+
+    app.add_middleware(Entry, keys=Keys(api_keys), refuse=refuse, client_header=config.client_header)
     openapi.install(app)
     return app
 
@@ -175,11 +188,16 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     path = request.url.path
+    said: ServerError
     if error.status_code == 404:
-        text = f"The path must be one of /openapi.json's, got {path!r}; correct it."
+        said = UnknownPath(f"The path must be one of /openapi.json's, got {path!r}; correct it.")
+    elif error.status_code == 405:
+        said = MethodNotAllowed(
+            f"A path takes its own methods, got {request.method} {path!r}; see /openapi.json."
+        )
     else:
-        text = f"{error.detail}: the path {path!r} does not take {request.method}; see /openapi.json."
-    response = _error_response(path, BadRequest(text), None, error.status_code)
+        said = BadRequest(f"A request must be well-formed, got: {error.detail}; see /openapi.json.")
+    response = _error_response(path, said, None, error.status_code)
     response.headers.update(error.headers or {})
     return response
 
@@ -195,26 +213,3 @@ def _server_error(engine: Engine, config: HttpConfig) -> Callable[[Request, Exce
         return response
 
     return handle
-
-
-class RequestId:
-    """Middleware: echoes `x-request-id`, or makes one, on every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes one request through."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        given = next((value for key, value in scope["headers"] if key == b"x-request-id"), b"")
-        usable = 0 < len(given) <= 128 and all(0x21 <= byte <= 0x7E for byte in given)
-        chosen = given if usable else uuid.uuid4().hex.encode()
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", chosen)]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)

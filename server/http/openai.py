@@ -215,6 +215,8 @@ def truncated_header(cuts: list[Cut]) -> list[Header]:
 def error_body(call: Call, error: ServerError, status: Mapping[str, Any] | None = None) -> bytes:
     """An error in OpenAI's shape; `status` is where warm-up stands, for `not_ready`."""
     kind = "invalid_request_error" if error.http_status < 500 and error.http_status != 429 else "server_error"
+    if error.http_status == 401:
+        kind = "authentication_error"
     if error.http_status == 429:
         kind = "rate_limit_error"
     param = call.param if isinstance(error, BadRequest) else None

@@ -14,6 +14,7 @@ INFER = "/v2/models/{name}/infer"
 INFER_VERSION = "/v2/models/{name}/versions/{version}/infer"
 _STATUSES = {
     "400": "A rule is broken; the message names the rule, the value and the remedy.",
+    "401": "An API key is missing or wrong.",
     "404": "No such model or version.",
     "413": "The body is too large.",
     "429": "A queue is full; see Retry-After.",
@@ -42,6 +43,11 @@ def build(app: FastAPI) -> dict[str, Any]:
     by_type = dict(zip(types, refs, strict=True))
     schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
     error, infer_error = by_type[ErrorResponse], by_type[InferError]
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            _own_errors(operation, infer_error if path.startswith("/v2") else error)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schema["components"]["schemas"].pop(unused, None)
     schema["paths"][EMBEDDINGS] = {
         "post": _operation(
             "create_embeddings", "openai", by_type[EmbeddingRequest], by_type[EmbeddingResponse], error, ()
@@ -67,6 +73,17 @@ def build(app: FastAPI) -> dict[str, Any]:
         )
         schema["paths"].setdefault(path, {})["post"] = operation
     return schema
+
+
+def _own_errors(operation: dict[str, Any], error: dict[str, Any]) -> None:
+    """Errors as they really are; the framework's own 422 never goes out."""
+    answers = operation["responses"]
+    answers.pop("422", None)
+    for status in ("400", "401", "404", "503"):
+        answer = answers.setdefault(status, {})
+        answer.setdefault("description", _STATUSES[status])
+        if status != "503" or not answer.get("content"):
+            answer["content"] = {"application/json": {"schema": error if status != "503" else {}}}
 
 
 def _operation(

@@ -14,7 +14,15 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..errors import BadRequest, Closed, Overloaded, PayloadTooLarge, ServerError, Unavailable
+from ..errors import (
+    BadRequest,
+    Closed,
+    Overloaded,
+    PayloadTooLarge,
+    ServerError,
+    Unauthorized,
+    Unavailable,
+)
 from ..metrics import Metrics
 
 Header = tuple[bytes, bytes]
@@ -104,6 +112,8 @@ class HotRoute:
         except Exception as cause:
             error = cause if isinstance(cause, ServerError) else self._log_fault()
             outcome, reason = "error", error.reason
+            if isinstance(error, Overloaded):
+                self._metrics.shed(call.model, error.cause)
             headers_out = error_headers(error, self._retry_after_s)
             reply = Reply(self._error_shape(call, error), status=error.http_status, headers=headers_out)
         self._count(call, outcome, reason, start_s)
@@ -126,6 +136,8 @@ def error_headers(error: ServerError, retry_after_s: float) -> list[Header]:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
     if isinstance(error, Unavailable):
         headers.append((b"retry-after", b"%d" % math.ceil(retry_after_s)))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, Closed | PayloadTooLarge):
         headers.append((b"connection", b"close"))
     return headers

@@ -12,7 +12,9 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
+from ..context import CALL, CallContext, parse_traceparent
 from ..errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
+from ..http.entry import Keys
 from ..metrics import Metrics
 from ..seam import Engine
 
@@ -26,6 +28,7 @@ _ID_BYTES = 256
 # and the deadline on the wire is rounded up, by about 1 % at most.
 _LATE_S, _LATE_SHARE = 0.01, 0.02
 _log = logging.getLogger("servax.grpc")
+_access = logging.getLogger("servax.access")
 
 
 @dataclass(slots=True)
@@ -77,21 +80,30 @@ class Method:
         engine: tells where warm-up stands.
         retry_after_s: advice that goes with UNAVAILABLE.
         metrics: counts each call once, by what the client got; None counts nothing.
+        keys: who may call; None for a probe, which everybody may.
     """
 
     def __init__(
-        self, handler: Handler, engine: Engine, retry_after_s: float, metrics: Metrics | None = None
+        self,
+        handler: Handler,
+        engine: Engine,
+        retry_after_s: float,
+        metrics: Metrics | None = None,
+        *,
+        keys: Keys | None = None,
     ) -> None:
         self._handler = handler
         self._engine = engine
         self._retry_after_s = retry_after_s
         self._metrics = metrics
+        self._keys = keys
 
     async def __call__(self, raw: bytes, context: Any) -> bytes:
         """Answers one call."""
         start_s = time.perf_counter()
         call = GrpcCall(context, allowed_s=context.time_remaining())
         try:
+            self._enter(context)
             answer = await self._handler(raw, call)
         except asyncio.CancelledError:
             late = call.expired()
@@ -104,12 +116,29 @@ class Method:
             self._count(call, "ok", "", start_s)
             return answer
         self._count(call, "error", error.reason, start_s)
+        if self._metrics is not None and isinstance(error, Overloaded):
+            self._metrics.shed(call.model, error.cause)
         await refuse(call, error, self._engine, self._retry_after_s)
         raise error  # never reached: refusing ends the call
 
+    def _enter(self, context: Any) -> None:
+        """Check the key, and keep who calls under which ids; a call has a context of its own."""
+        given = dict(context.invocation_metadata() or ())
+        key = given.get("authorization", given.get("x-api-key"))
+        client = "" if self._keys is None else self._keys.check(None if key is None else str(key).encode())
+        trace = parse_traceparent(str(given.get("traceparent", "")))
+        # Without the port: a client's connections share one allowance.
+        CALL.set(
+            CallContext(str(given.get("x-request-id", "")), client or context.peer().rsplit(":", 1)[0], trace)
+        )
+
     def _count(self, call: GrpcCall, outcome: str, reason: str, start_s: float) -> None:
+        seconds = time.perf_counter() - start_s
         if self._metrics is not None:
-            self._metrics.reply(call.model, ROUTE, outcome, reason, time.perf_counter() - start_s)
+            self._metrics.reply(call.model, ROUTE, outcome, reason, seconds)
+            if _access.isEnabledFor(logging.INFO):
+                extra = {"model": call.model, "reason": reason, "seconds": round(seconds, 6)}
+                _access.info("grpc ModelInfer %s", outcome, extra=extra)
 
 
 def _log_fault() -> ServerError:

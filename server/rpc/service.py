@@ -1,7 +1,9 @@
 """Open Inference Protocol v2 over gRPC: the service, and the server that carries it."""
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +15,7 @@ from ..config import GrpcConfig
 from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from ..http.asgi import find_listed
 from ..http.encode import dumps
+from ..http.entry import Keys
 from ..http.kserve import (
     TEXT,
     Rows,
@@ -40,6 +43,7 @@ def create_grpc_server(
     texts: Mapping[str, Embedder] | None = None,
     metrics: Metrics | None = None,
     config: GrpcConfig | None = None,
+    api_keys: Sequence[str] = (),
 ) -> grpc.aio.Server:
     """Builds the gRPC server over an engine; to be called on the event loop that will run it.
 
@@ -48,12 +52,13 @@ def create_grpc_server(
         texts: text fronts by model name; read at each request, so that it may be filled later.
         metrics: counts requests, under the route `grpc`.
         config: limits of the front.
+        api_keys: keys, one of which a call must bring as `authorization: Bearer KEY`, but for probes.
 
     Returns:
         A server without a port; `listening` opens one and runs it.
     """
     config = config or GrpcConfig()
-    service = Service(engine, {} if texts is None else texts, metrics or Metrics(), config)
+    service = Service(engine, {} if texts is None else texts, metrics or Metrics(), config, Keys(api_keys))
     options = [
         ("grpc.max_receive_message_length", 2 * config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
@@ -68,14 +73,36 @@ def create_grpc_server(
     return server
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Opens a port in plain text; returns it, which matters for port 0.
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where a certificate chain and its private key lie, PEM."""
+
+    cert: str
+    key: str
+
+    def read(self) -> Any:
+        """Credentials for gRPC.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        try:
+            pair = Path(self.key).read_bytes(), Path(self.cert).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"TLS needs files that can be read, got: {error}; check the paths.") from None
+        return grpc.ssl_server_credentials([pair])
+
+
+def bind(server: grpc.aio.Server, host: str, port: int, tls: TlsFiles | None = None) -> int:
+    """Opens a port, in plain text without TLS files; returns it, which matters for port 0.
 
     Raises:
-        ConfigError: the address is taken or not ours.
+        ConfigError: the address is taken or not ours, or a TLS file cannot be read.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
+        if tls is not None:
+            return int(server.add_secure_port(address, tls.read()))
         return int(server.add_insecure_port(address))
     except RuntimeError as error:
         raise ConfigError(
@@ -85,7 +112,7 @@ def bind(server: grpc.aio.Server, host: str, port: int) -> int:
 
 @contextlib.asynccontextmanager
 async def listening(
-    server: grpc.aio.Server, host: str, port: int, grace_s: float = 5.0
+    server: grpc.aio.Server, host: str, port: int, grace_s: float = 5.0, *, tls: TlsFiles | None = None
 ) -> AsyncIterator[int]:
     """Runs a server while the block lasts; close the engine inside, so that health is told until then.
 
@@ -94,6 +121,7 @@ async def listening(
         host: address to listen on.
         port: TCP port; 0 lets the system choose.
         grace_s: seconds that calls get to end once the block has ended; those left are cancelled.
+        tls: certificate and key; None for plain text.
 
     Yields:
         The port.
@@ -102,7 +130,7 @@ async def listening(
         ConfigError: the address is taken or not ours.
     """
     try:
-        opened = bind(server, host, port)
+        opened = bind(server, host, port, tls)
         await server.start()
         yield opened
     finally:
@@ -120,16 +148,23 @@ class Service:
     """The methods of `inference.GRPCInferenceService`, bytes to bytes."""
 
     def __init__(
-        self, engine: Engine, texts: Mapping[str, Embedder], metrics: Metrics, config: GrpcConfig
+        self,
+        engine: Engine,
+        texts: Mapping[str, Embedder],
+        metrics: Metrics,
+        config: GrpcConfig,
+        keys: Keys,
     ) -> None:
         self._engine = engine
         self._texts = texts
         self._metrics = metrics
         self._config = config
+        self._keys = keys
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What gRPC calls, by method name."""
-        counted = Method(self._infer, self._engine, self._config.retry_after_s, self._metrics)
+        retry_s = self._config.retry_after_s
+        counted = Method(self._infer, self._engine, retry_s, self._metrics, keys=self._keys)
         methods: dict[str, Method] = {"ModelInfer": counted}
         for name, handler in {
             "ServerLive": self._server_live,
@@ -138,7 +173,8 @@ class Service:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
         }.items():
-            methods[name] = Method(handler, self._engine, self._config.retry_after_s)
+            keys = None if name in ("ServerLive", "ServerReady") else self._keys
+            methods[name] = Method(handler, self._engine, retry_s, keys=keys)
         # Without a deserializer the handler gets bytes: so malformed ones are refused and counted by us.
         return grpc.method_handlers_generic_handler(
             SERVICE,

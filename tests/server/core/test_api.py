@@ -208,7 +208,7 @@ def test_no_thread_outlives_the_server(doubling):
     for thread in threading.enumerate():
         if thread.name == "servax-timer":
             thread.join(10.0)
-    assert servax_threads() == before
+    assert servax_threads() <= before  # those of an earlier test may end meanwhile
 
 
 def test_a_server_is_started_once(serve, doubling):

@@ -415,3 +415,19 @@ def test_the_fake_device_computes_what_jax_does(doubling):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with Server(doubling(), compile_program=device.compile) as fake, Server(doubling()) as true:
         assert np.array_equal(fake(x), true(x))
+
+
+@pytest.mark.parametrize("places", [(0, 11, 22), (3, 4, 17, 30), (1, 9, 14, 20, 27, 31)])
+def test_F1_several_culprits_hurt_nobody_else(serve, doubling, places):
+    server, device = serve(doubling(batch=32), run=poisoned)
+    first = hold_one(server, device)
+    values = [POISON if place in places else float(place) for place in range(32)]
+    futures = ask(server, *values)
+    device.release()
+    first.result(20.0)
+    for place, future in enumerate(futures):
+        if place in places:
+            with pytest.raises(ModelError):
+                future.result(20.0)
+        else:
+            assert value_of(future) == 2 * values[place]

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import servax
 import tritonclient.http as triton
-from servax.server.cli.wiring import batch_counter
 from servax.server.fake import FakeTokenizer
 from servax.server.http.asgi import create_app
 from servax.server.http.testing import running
@@ -52,7 +51,7 @@ def site() -> Iterator[tuple[str, Metrics, servax.Server]]:
             scheme="powers_of_two:8",
             name="double",
         ),
-        on_batch=batch_counter(metrics),
+        on_batch=metrics.batch_record,
     )
     engine: Engine = server
     with server:

@@ -1,0 +1,110 @@
+"""Flags made from the schema: each option of `ServeConfig` becomes one, with its description as the help."""
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from ..config import ModelConfig, ServeConfig
+from ..programs_config import ProgramsConfig
+
+MODEL_PATHS = tuple(ModelConfig.model_fields)
+PROGRAM_PATHS = tuple(ProgramsConfig.model_fields)
+STORE_PATHS = ("store", "use_store", "store_max_bytes")
+_FLAGS = {"use_store": "--use-store/--no-store"}
+
+
+def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each option; it receives them by path in a mapping, None for those not given.
+
+    Args:
+        paths: which options; None for all. `model` becomes the argument of the command.
+
+    Returns:
+        A decorator for a function that takes that mapping first and its own options by keyword.
+    """
+    chosen = None if paths is None else set(paths)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        found = {one.path.replace(".", "_"): one for one in _options(ServeConfig)}
+        kept = {name: one for name, one in found.items() if chosen is None or one.path in chosen}
+        own = [one for one in inspect.signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY]
+
+        def run(**values: Any) -> None:
+            flags = {one.path: values.pop(name) for name, one in kept.items()}
+            command(flags, **values)
+
+        parameters = [_parameter(name, one) for name, one in kept.items()] + own
+        parameters.sort(key=lambda one: one.name != "model")
+        run.__doc__, run.__name__ = command.__doc__, command.__name__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
+class _Option(NamedTuple):
+    path: str
+    field: FieldInfo
+    text: str
+
+
+def _options(model: type[BaseModel], prefix: str = "") -> Iterable[_Option]:
+    helps = _described(model)
+    for name, one in model.model_fields.items():
+        kind = one.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _options(kind, f"{prefix}{name}.")
+        elif name != "models":
+            yield _Option(prefix + name, one, helps.get(name, ""))
+
+
+def _described(model: type[BaseModel]) -> dict[str, str]:
+    """The `Attributes` of a class and of its bases, by name."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        text = inspect.cleandoc(one.__dict__.get("__doc__") or "")
+        section = text.partition("Attributes:")[2]
+        for name, words in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE):
+            found[name] = " ".join(words.split())
+    return found
+
+
+def _parameter(name: str, option: _Option) -> inspect.Parameter:
+    text, default = option.text, option.field.default
+    kind, words = _plain_type(option.field.annotation)
+    if words:
+        text += f" One of {words}."
+    if default not in (None, ()) and not isinstance(default, BaseModel):
+        shown = str(default).lower() if isinstance(default, bool) else default
+        text += f" [default: {shown}]"
+    text = text.replace("`", "")
+    if option.path == "model":
+        detail: Any = typer.Argument(help=text, show_default=False)
+    else:
+        flag = "--" + name.replace("_", "-")
+        if kind is bool:
+            flag = _FLAGS.get(name, f"{flag}/--no-{name.replace('_', '-')}")
+        detail = typer.Option(flag, help=text, show_default=False)
+    annotation = Annotated[kind | None, detail]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _plain_type(annotation: Any) -> tuple[Any, str]:
+    """The type of a flag, and the words it takes if they are few; what else holds the schema checks."""
+    origin = typing.get_origin(annotation)
+    if origin in (types.UnionType, typing.Union):
+        return _plain_type(next(one for one in typing.get_args(annotation) if one is not types.NoneType))
+    if origin is Literal:
+        return str, ", ".join(typing.get_args(annotation))
+    if origin is tuple:
+        inner = typing.get_args(annotation)[0]
+        return list[str] if inner is SecretStr else list[inner], ""  # type: ignore[valid-type]
+    return annotation, ""

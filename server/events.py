@@ -1,0 +1,64 @@
+"""What happened to programs: each compile and load once, with its cause; the last few are kept for people."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEPT = 200
+_log = logging.getLogger("servax.programs")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramEvent:
+    """One program became ready, or something was compiled that is none of ours.
+
+    Attributes:
+        phase: `warmup`, `background`, `request` or `other`.
+        source: `compiled`, or where it was loaded from, such as `store`.
+        seconds: until it was ready.
+        cause: why.
+        model: its model; "" if unknown.
+        bucket: its bucket; "" if unknown.
+        code_bytes: size of the machine code; 0 if unknown.
+        error: what went wrong, or None.
+    """
+
+    phase: str
+    source: str
+    seconds: float
+    cause: str
+    model: str = ""
+    bucket: str = ""
+    code_bytes: int = 0
+    error: str | None = None
+
+
+class Events:
+    """The last events, oldest first; each is logged too. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._events: deque[ProgramEvent] = deque(maxlen=KEPT)
+
+    def add(self, event: ProgramEvent) -> None:
+        """Keep and log one."""
+        with self._lock:
+            self._events.append(event)
+        level = logging.WARNING if event.error or event.phase == "request" else logging.INFO
+        _log.log(level, "program %s", "failed" if event.error else "ready", extra=asdict(event))
+
+    def listed(self) -> Sequence[dict[str, Any]]:
+        """All that are kept, as JSON."""
+        with self._lock:
+            return [asdict(event) for event in self._events]
+
+
+CAUSES = {
+    "warmup": "warm-up of the grid",
+    "background": "a re-fit asked for a new bucket",
+    "request": "code on a request's way traced something; `servax serve` seals against that",
+    "other": "code outside of the server compiled something",
+}

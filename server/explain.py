@@ -1,0 +1,166 @@
+"""Which bucket a request takes, and why; what the grid did so far. For people, on a snapshot of a model.
+
+A model is looked at from any thread while its device thread goes on, so everything is copied first.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..bucketing import Bucket, CostModel, Grid, Planner
+from .errors import BadRequest, NotReady
+
+_MOST_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A bucket that holds one of the request's items.
+
+    Attributes:
+        bucket: such as `8x64`.
+        rows: rows of the request that one run of it takes.
+        runs: runs that the whole request takes with this bucket alone.
+        seconds: of one run, measured or predicted.
+        total_s: of all those runs.
+        measured: whether `seconds` was measured.
+        padding: share of the elements of those runs that is padding, 0 to 1.
+        chosen: whether the plan uses it.
+    """
+
+    bucket: str
+    rows: int
+    runs: int
+    seconds: float
+    total_s: float
+    measured: bool
+    padding: float
+    chosen: bool
+
+
+def explain(grid: Grid, measured: Mapping[Bucket, float], rows: int, sizes: Sequence[int]) -> dict[str, Any]:
+    """The plan for a request that comes alone, and what every other bucket would cost.
+
+    Args:
+        grid: the buckets that may run.
+        measured: seconds of those that ran.
+        rows: rows of the request.
+        sizes: of each row, in the order of the grid's item axes.
+
+    Raises:
+        DoesNotFit: if no bucket holds such a row; the nearest is named.
+        BadRequest: if there is no row, or too many to plan for a look.
+    """
+    if not 1 <= rows <= _MOST_ROWS:
+        raise BadRequest(f"A shape has 1 to {_MOST_ROWS} rows, got {rows}; choose a number in that range.")
+    cost = CostModel()
+    for bucket, seconds in measured.items():
+        cost.observe(bucket, seconds)
+    runs = Planner(grid, cost, window=_MOST_ROWS).plan([tuple(sizes)] * rows)
+    chosen = {run.bucket for run in runs}
+    elements = math.prod(sizes)
+    candidates = []
+    for bucket in grid.candidates(1, tuple(sizes)):
+        seconds, count = cost.seconds(bucket), math.ceil(rows / bucket.rows)
+        candidates.append(
+            Candidate(
+                str(bucket),
+                min(rows, bucket.rows),
+                count,
+                seconds,
+                seconds * count,
+                bucket in measured,
+                1 - rows * elements / (count * bucket.elements),
+                bucket in chosen,
+            )
+        )
+    candidates.sort(key=lambda one: one.total_s)
+    total_s = sum(cost.seconds(run.bucket) for run in runs)
+    computed = sum(run.bucket.elements for run in runs)
+    return {
+        "rows": rows,
+        "sizes": dict(zip(grid.item_axes, sizes, strict=True)),
+        "runs": [{"bucket": str(run.bucket), "rows": len(run.rows)} for run in runs],
+        "seconds": total_s,
+        "padding": 1 - rows * elements / computed,
+        "why": _why([str(run.bucket) for run in runs], total_s, candidates),
+        "candidates": [asdict(one) for one in candidates],
+    }
+
+
+def _why(runs: Sequence[str], total_s: float, candidates: Sequence[Candidate]) -> str:
+    taken = " + ".join(runs) if len(runs) <= 4 else f"{len(runs)} runs"
+    others = [one for one in candidates if not (one.chosen and one.runs == len(runs))]
+    text = f"{taken} costs least: {total_s * 1e3:.3g} ms"
+    if not others:
+        return f"{text}; no other bucket holds it."
+    next_best = others[0]
+    times = f"{next_best.runs} x " if next_best.runs > 1 else ""
+    return f"{text}; the next best, {times}{next_best.bucket}, {next_best.total_s * 1e3:.3g} ms."
+
+
+def explain_model(model: Any, rows: int, given: Mapping[str, int]) -> dict[str, Any]:
+    """`explain` for a served model.
+
+    Args:
+        model: a `Model`.
+        rows: rows of the request.
+        given: size by axis.
+
+    Raises:
+        BadRequest: if an axis is missing, unknown or out of its limits, or the model has no grid.
+        NotReady: if no program is warm yet.
+    """
+    if not hasattr(model, "servable"):
+        raise BadRequest(f"A shape is explained for a model with a grid, got {model.name!r}; it has none.")
+    planner = model.batcher.planner
+    if planner is None:
+        raise NotReady(f"Model {model.name!r} has a plan once a program is warm, and none is; retry shortly.")
+    grid: Grid = planner.grid
+    if set(given) != set(grid.item_axes):
+        axes = ", ".join(grid.item_axes) or "none but rows"
+        raise BadRequest(f"A shape of {model.name!r} needs the axes {axes}, got {sorted(given)}; name those.")
+    for axis, size in given.items():
+        if not 1 <= size <= model.limits[axis]:
+            raise BadRequest(f"{axis} is 1 to {model.limits[axis]}, got {size}; choose a size in that range.")
+    sizes = [given[axis] for axis in grid.item_axes]
+    return {"model": model.name, **explain(grid, measured_of(model.cost), rows, sizes)}
+
+
+def measured_of(cost: CostModel) -> dict[Bucket, float]:
+    """A copy of what was measured, while the device thread may be adding to it."""
+    while True:
+        try:
+            return cost.measured()
+        except RuntimeError:  # it grew while it was read
+            continue
+
+
+def grid_rows(model: Any, totals: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each bucket of a model: where it stands, what it costs, what it did."""
+    report = model.report
+    warm = {one.bucket: one for one in list(report.warm)}
+    failed = {bucket: str(why) for bucket, why in list(report.failed.items())}
+    ready, planned = set(model.cache.ready()), set(model.grid) if model.batcher.planner else set()
+    measured = measured_of(model.cost)
+    rows = []
+    for bucket in sorted({*model.servable.grid, *ready}):
+        one = warm.get(bucket)
+        state = "warm" if bucket in ready else "failed" if bucket in failed else "cold"
+        seconds = measured.get(bucket, None if one is None else one.run_s)
+        rows.append(
+            {
+                "bucket": str(bucket),
+                "sizes": list(bucket.sizes),
+                "state": state,
+                "planned": bucket in planned,
+                "seconds": seconds,
+                "source": None if one is None else one.facts.source,
+                "code_bytes": None if one is None else one.facts.code_bytes,
+                "temp_bytes": None if one is None else one.facts.temp_bytes,
+                "error": failed.get(bucket),
+                **totals.get((model.name, str(bucket)), {}),
+            }
+        )
+    return rows

@@ -1,0 +1,254 @@
+"""A language model as Python sees it: start, warm up, generate, stream, drain."""
+
+import asyncio
+import itertools
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TypedDict, Unpack
+
+import jax
+
+from ..clock import Clock, MonotonicClock
+from ..errors import BadRequest, ConfigError, ServerError
+from ..request import DEFAULT_PRIORITY, PRIORITIES
+from .chunking import Bucket
+from .desk import Desk, Event, LoopSink
+from .door import Door, Prompt, deadline, fresh_seed
+from .engine import StepRecord
+from .host import Host
+from .output import Delta
+from .params import SamplingParams
+from .prefix import Namespace
+from .seam import LanguageModel
+from .sequence import Generation, Sink
+from .setup import Setup, build
+
+
+class _ThreadSink:
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def deliver(self, event: Event) -> None:
+        self.events.put(event)
+
+
+class Options(TypedDict, total=False):
+    """What a call may say besides its prompt and parameters.
+
+    Attributes:
+        priority: 1 (most urgent) to 9.
+        timeout_s: seconds until the text must be complete.
+        salt: only requests with the same one share cached prefixes.
+    """
+
+    priority: int
+    timeout_s: float | None
+    salt: str | None
+
+
+class GenerationServer(Host):
+    """Serves one language model from one device, by continuous batching over a paged KV pool.
+
+    Use it as a context manager, or call `start`, `wait_ready` and `close`.
+
+    Args:
+        model: see `LanguageModel`.
+        pages: of the KV pool; by default `max_rows` sequences of 1,024 tokens, or of the model's limit.
+        page_size: tokens in a page.
+        max_rows: sequences that run at once.
+        prefill_chunk: most tokens of prompts read between two tokens of a running text.
+        prefill_buckets: `(rows, chunk)` of the prefill programs; made from `prefill_chunk` if left out.
+        decode_rows: rows of the decode programs; powers of two up to `max_rows` if left out.
+        decode_steps: decode steps in one launch where nobody can join or leave; 1 for never more.
+        depth: steps in flight; 2 launches the next one before the last one is read.
+        max_waiting: requests that wait at most.
+        timeout_s: most seconds that any request may take; a caller may ask for less.
+        prefix_cache: share the pages of equal beginnings.
+        max_logprobs: most likely tokens that may be reported at each place.
+        max_logit_bias: entries that `logit_bias` may have.
+        max_stop_ids: tokens that may end a text, the model's own included.
+        seal: forbid tracing in the whole process once warm.
+        on_step: called with each program's record, in the device thread.
+        on_progress: called after each warm program with `(done, total, program, seconds)`.
+        clock: source of time, for tests.
+
+    Raises:
+        ConfigError: on an impossible setting.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        *,
+        pages: int | None = None,
+        page_size: int = 64,
+        max_rows: int = 32,
+        prefill_chunk: int = 128,
+        prefill_buckets: Sequence[tuple[int, int]] | None = None,
+        decode_rows: Sequence[int] | None = None,
+        decode_steps: int = 1,
+        depth: int = 2,
+        max_waiting: int = 1024,
+        timeout_s: float | None = None,
+        prefix_cache: bool = True,
+        max_logprobs: int = 20,
+        max_logit_bias: int = 300,
+        max_stop_ids: int = 16,
+        seal: bool = False,
+        on_step: Callable[[StepRecord], None] | None = None,
+        on_progress: Callable[[int, int, str, float], None] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        if getattr(jax.config, "jax_debug_nans", False):
+            raise ConfigError(
+                "NaN debugging runs a step again with arguments that were donated; jax_debug_nans is on: "
+                "switch it off to serve"
+            )
+        self.model = model
+        self.name = model.name
+        self._clock = clock if clock is not None else MonotonicClock()
+        self._timeout_s = timeout_s
+        setup = Setup(
+            pages=pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            prefill_chunk=prefill_chunk,
+            prefill_buckets=None if prefill_buckets is None else tuple(Bucket(*b) for b in prefill_buckets),
+            decode_rows=None if decode_rows is None else tuple(decode_rows),
+            decode_steps=decode_steps,
+            depth=depth,
+            prefix_cache=prefix_cache,
+            tops=max_logprobs,
+            biases=max_logit_bias,
+            stop_ids=max_stop_ids,
+        )
+        desk = Desk(self._clock, max_waiting)
+        engine, keys, bounds = build(model, setup, desk, self._clock, on_step)
+        super().__init__(engine, keys, desk, seal=seal, on_progress=on_progress)
+        self._door = Door(model, bounds)
+        self._order = itertools.count()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Delta:
+        """Continue a prompt, blocking.
+
+        Args:
+            prompt: a text, or token ids.
+            params: see `SamplingParams`.
+            options: see `Options`.
+
+        Returns:
+            The whole text as one delta.
+
+        Raises:
+            BadRequest, Overloaded, DeadlineExceeded, ModelError, Unavailable: as their names say.
+        """
+        sink = _ThreadSink()
+        one = self._post(prompt, params, sink, options, streams=False)
+        try:
+            return _checked(sink.events.get())
+        finally:
+            self._desk.cancel(one)  # an interrupt: nobody waits any more
+
+    def iterate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Delta]:
+        """Continue a prompt, delta by delta, for threads; as `generate` otherwise. Close it to cancel."""
+        sink = _ThreadSink()
+        one = self._post(prompt, params, sink, options, streams=True)
+        return self._deltas(sink, one)
+
+    def _deltas(self, sink: _ThreadSink, one: Generation) -> Iterator[Delta]:
+        try:
+            while True:
+                delta = _checked(sink.events.get())
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self._desk.cancel(one)
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> Delta:
+        """`generate` for asyncio; cancelling the task frees slot and pages within one step."""
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+
+        def settle(event: Event) -> None:
+            if not future.done():
+                future.set_result(event)
+
+        sink = LoopSink(asyncio.get_running_loop(), settle)
+        one = self._post(prompt, params, sink, options, streams=False)
+        try:
+            return _checked(await future)
+        finally:
+            self._desk.cancel(one)
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncIterator[Delta]:
+        """Continue a prompt, delta by delta, for asyncio; leaving the iterator frees slot and pages."""
+        events: asyncio.Queue[Event] = asyncio.Queue()
+        sink = LoopSink(asyncio.get_running_loop(), events.put_nowait)
+        one = self._post(prompt, params, sink, options, streams=True)
+        try:
+            while True:
+                delta = _checked(await events.get())
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self._desk.cancel(one)
+
+    def _post(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        sink: Sink,
+        options: Options,
+        *,
+        streams: bool,
+    ) -> Generation:
+        self.require_ready(self.name)
+        priority = options.get("priority", DEFAULT_PRIORITY)
+        if priority not in PRIORITIES:
+            raise BadRequest(f"priority is 1 to 9; got {priority}")
+        params = params if params is not None else SamplingParams()
+        stop_ids = self._door.stop_ids(params)
+        ids = self._door.ids(prompt)
+        one = Generation(
+            ids,
+            params,
+            sink=sink,
+            order=next(self._order),
+            most=self._door.most(len(ids), params),
+            seed=fresh_seed(params),
+            stop_ids=stop_ids,
+            detokenizer=self.model.tokenizer.stream(skip_special=params.skip_special),
+            priority=priority,
+            deadline_s=deadline(self._clock.now(), self._timeout_s, options.get("timeout_s")),
+            namespace=Namespace(salt=options.get("salt")),
+            streams=streams,
+        )
+        self._desk.post(one)
+        return one
+
+
+def _checked(event: Event) -> Delta:
+    if isinstance(event, ServerError):
+        raise event
+    return event

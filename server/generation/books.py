@@ -1,0 +1,304 @@
+"""The engine's books: which sequences wait and run, and what of memory and slots each holds.
+
+One thread owns them. Nothing here touches the device: `carry_out` turns a plan into host arrays to launch
+and `settle` books what was read, so the whole of scheduling can be tested without one.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from .chunking import Bucket
+from .errors import PoolFault
+from .pages import PagePool
+from .prefix import Entry, PrefixCache
+from .programs import Key
+from .rows import CONTEXT, LENGTH, SAMPLE, STEP, Inputs, RowTable
+from .scheduler import Chunk, Limits, Plan, Running, Waiting, plan
+from .sequence import Generation, State
+from .slots import Slots
+
+
+class Member(NamedTuple):
+    """A sequence in a launched step.
+
+    Attributes:
+        who: the sequence.
+        epoch: of its pages then.
+        read: tokens in the pool once the step has run.
+        chosen: tokens that the step chooses for it.
+    """
+
+    who: Generation
+    epoch: int
+    read: int
+    chosen: int
+
+
+class Launch(NamedTuple):
+    """One program to launch: which, its inputs, and whose rows they are."""
+
+    key: Key
+    inputs: Inputs
+    members: list[Member]
+
+
+@dataclass(slots=True)
+class Work:
+    """What a plan asks of the device, in this order.
+
+    Attributes:
+        copies: pages to copy, `(source, target)`.
+        fills: token counts to write: slot, prompt, text.
+        launches: programs to run.
+    """
+
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    fills: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+
+
+class Books:
+    """Sequences, pages, prefixes, slots and rows of one engine.
+
+    Args:
+        cache: pages and their prefix cache.
+        slots: places in the state.
+        table: per-row data by slot.
+        limits: of the scheduler.
+        decode_rows: sizes of the decode programs, rising.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        slots: Slots,
+        table: RowTable,
+        limits: Limits,
+        decode_rows: Sequence[int],
+    ) -> None:
+        self.cache, self.slots, self.table, self.limits = cache, slots, table, limits
+        self.pool: PagePool = cache.pool
+        self._decode_rows = tuple(decode_rows)
+        self.waiting: list[Generation] = []
+        self.running: dict[int, Generation] = {}
+        self.preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self.waiting and not self.running
+
+    def add(self, one: Generation) -> None:
+        """A newcomer, or one that gave its pages up."""
+        bisect.insort(self.waiting, one, key=lambda other: other.rank)
+
+    def check_idle(self) -> None:
+        """Compare pages and slots with what they were at the start.
+
+        Raises:
+            PoolFault: something was lost.
+        """
+        self.pool.check([one.pages for one in self.running.values()])
+        if self.idle and self.cache.available != self.pool.size:
+            raise PoolFault(
+                f"all {self.pool.size} pages can be taken when nothing runs; {self.cache.available} can be"
+            )
+
+    # -- decide -------------------------------------------------------------------------------------
+
+    def plan(self) -> tuple[Plan, dict[int, list[Entry]]]:
+        """The next step, and the prefixes found for those it admits; changes nothing."""
+        found: dict[int, list[Entry]] = {}
+        short = self.cache.available < len(self.running)
+        decided = plan(
+            [self._running(one, short) for one in self.running.values()],
+            self._waiting(found),
+            queued=bool(self.waiting),
+            available=self.cache.available,
+            slots=self.slots.free,
+            limits=self.limits,
+        )
+        return decided, found
+
+    def _running(self, one: Generation, short: bool) -> Running:
+        refs = self.pool.refs
+        # A row lacks at most one page, so nobody need give way while there is one for each.
+        returns = sum([refs(page) == 1 for page in one.pages]) if short else 0
+        return Running(one.rank[1], one.rank, one.context, one.target, one.left, len(one.pages), returns)
+
+    def _waiting(self, found: dict[int, list[Entry]]) -> Iterator[Waiting]:
+        size = self.limits.page_size
+        for one in self.waiting:
+            if one.flying:
+                yield Waiting(one.rank[1], one.rank, 1, 1, ready=False)
+                return
+            tokens = one.tokens()
+            room = len(tokens) + (one.left > 1)
+            entries = self.cache.match(tokens, one.namespace)
+            start, copied = len(entries) * size, 0
+            if start >= len(tokens):
+                # The last token must be computed, in a page of one's own: copy it if there is one to spare.
+                if self.pool.pages_for(room) < self.pool.size:
+                    start, copied = len(tokens) - 1, 1
+                else:
+                    entries = entries[:-1]
+                    start = len(entries) * size
+            found[one.rank[1]] = entries
+            idle = sum([self.pool.refs(entry.page) == 0 for entry in entries])
+            yield Waiting(one.rank[1], one.rank, len(tokens), room, len(entries), idle, copied, start)
+
+    # -- carry out ----------------------------------------------------------------------------------
+
+    def carry_out(self, decided: Plan, found: dict[int, list[Entry]], work: Work) -> None:
+        """Book a plan, and write into `work` what to launch for it."""
+        for key in decided.preempt:
+            self.preempt(self.running[key])
+        newcomers = {one.rank[1]: one for one in self.waiting[: len(decided.admit)]}
+        # Found prefixes are held before anything is taken, which may evict what nobody holds.
+        shared = {key: self.cache.adopt(found[key]) for key in decided.admit}
+        for key, count in decided.grow.items():
+            self._grow(self.running[key], count)
+        for key in decided.admit:
+            self._admit(newcomers[key], found[key], shared[key], work)
+        del self.waiting[: len(decided.admit)]
+        if decided.bucket is not None:
+            work.launches.append(self._prefill(decided.bucket, decided.chunks))
+        if decided.decode:
+            work.launches.append(self._decode(decided.decode, decided.steps))
+
+    def _grow(self, one: Generation, count: int) -> None:
+        begin = len(one.pages)
+        one.pages += self.cache.take(count)
+        self.table.set_pages(_slot(one), one.pages[begin:], self.pool, begin)
+
+    def _admit(self, one: Generation, entries: list[Entry], shared: list[int], work: Work) -> None:
+        tokens, size = one.tokens(), self.limits.page_size
+        start = len(shared) * size
+        source = None
+        if start >= len(tokens):
+            source, shared, entries, start = shared[-1], shared[:-1], entries[:-1], len(tokens) - 1
+        fresh = self.cache.take(self.pool.pages_for(len(tokens) + (one.left > 1)) - len(shared))
+        if source is not None:
+            work.copies.append((source, fresh[0]))
+            self.cache.release([source])
+        one.pages, one.entries, one.published = [*shared, *fresh], list(entries), True
+        one.context = one.read = start
+        one.target = len(tokens)
+        if one.cached is None:
+            one.cached = start
+        slot = one.slot = self.slots.take()
+        self.table.join(slot, one.params, one.seed, sorted(one.stop_ids))
+        self.table.set_pages(slot, one.pages, self.pool)
+        self.table.ints[slot, CONTEXT] = start
+        self.table.ints[slot, STEP] = len(one.text)
+        if one.params.penalized:
+            work.fills.append((slot, one.prompt, np.asarray(one.text, np.int32)))
+        one.move(State.RUNNING)
+        self.running[one.rank[1]] = one
+        self.cache.hit_tokens += start
+
+    def _prefill(self, bucket: Bucket, chunks: Sequence[Chunk]) -> Launch:
+        table = self.table
+        ids = np.zeros((bucket.rows, bucket.chunk), np.int32)
+        ones = [self.running[chunk.key] for chunk in chunks]
+        slots = [_slot(one) for one in ones]
+        for row, (one, chunk) in enumerate(zip(ones, chunks, strict=True)):
+            ids[row, : chunk.length] = one.tokens()[one.context : one.context + chunk.length]
+            table.ints[slots[row], LENGTH], table.ints[slots[row], SAMPLE] = chunk.length, chunk.last
+        inputs = table.inputs(slots, bucket.rows, self.pool)
+        inputs["ids"] = ids
+        table.ints[slots, CONTEXT] += table.ints[slots, LENGTH]
+        table.ints[slots, STEP] += table.ints[slots, SAMPLE]
+        members = [
+            self._launched(one, chunk.length, int(chunk.last))
+            for one, chunk in zip(ones, chunks, strict=True)
+        ]
+        return Launch(Key("prefill", bucket.rows, bucket.chunk), inputs, members)
+
+    def _decode(self, keys: Sequence[int], steps: int) -> Launch:
+        table = self.table
+        ones = [self.running[key] for key in keys]
+        slots = [_slot(one) for one in ones]
+        rows = self._decode_rows[bisect.bisect_left(self._decode_rows, len(ones))]
+        table.ints[slots, LENGTH] = table.ints[slots, SAMPLE] = 1
+        inputs = table.inputs(slots, rows, self.pool)
+        for column in (CONTEXT, STEP):
+            table.ints[slots, column] += steps
+        return Launch(Key("decode", rows, steps), inputs, [self._launched(one, steps, steps) for one in ones])
+
+    def _launched(self, one: Generation, tokens: int, chosen: int) -> Member:
+        one.context += tokens
+        one.pending += chosen
+        one.flying += 1
+        self.slots.launched(_slot(one))
+        return Member(one, one.epoch, one.context, chosen)
+
+    # -- come back ----------------------------------------------------------------------------------
+
+    def landed(self, member: Member) -> None:
+        """A step that names a sequence was read, or will never be."""
+        one = member.who
+        one.flying -= 1
+        one.pending -= member.chosen
+        slot = _slot(one)
+        self.slots.landed(slot)
+        if one.state is not State.RUNNING:
+            self._leave(one)
+        elif one.epoch == member.epoch:
+            one.read = member.read
+
+    def publish(self, one: Generation) -> None:
+        """Let others find the pages that are full of tokens that were read."""
+        size = self.limits.page_size
+        if one.state is not State.RUNNING or one.read // size <= len(one.entries) or not one.published:
+            return
+        tokens = one.tokens()
+        while one.published and len(one.entries) < one.read // size:
+            at = len(one.entries)
+            parent = one.entries[-1] if one.entries else None
+            block = tokens[at * size : (at + 1) * size]
+            entry = self.cache.publish(one.pages[at], parent, one.namespace, block)
+            if entry is None:
+                one.published = False
+            else:
+                one.entries.append(entry)
+
+    def end(self, one: Generation, state: State) -> None:
+        """Give a sequence its final state; its pages are free at once, its slot when no step names it."""
+        if one.state is State.WAITING:
+            self.waiting.remove(one)
+        one.move(state)
+        self._let_go(one)
+
+    def preempt(self, one: Generation) -> None:
+        """Take a running sequence's pages; it waits, in its old place, and is computed again."""
+        self.preemptions += 1
+        one.move(State.WAITING)
+        one.epoch += 1
+        self._let_go(one)
+        one.context = one.read = 0
+        self.add(one)
+
+    def _let_go(self, one: Generation) -> None:
+        self.running.pop(one.rank[1], None)
+        # Steps in flight may still write to these pages; whoever gets them is launched later.
+        self.cache.release(one.pages)
+        one.pages, one.entries = [], []
+        if one.slot is not None:
+            self.table.leave(one.slot)
+            self._leave(one)
+
+    def _leave(self, one: Generation) -> None:
+        if one.slot is not None and not one.flying:
+            self.slots.release(one.slot)
+            one.slot = None
+
+
+def _slot(one: Generation) -> int:
+    if one.slot is None:
+        raise RuntimeError("a sequence in a step has a slot; this one has none")
+    return one.slot

@@ -1,0 +1,102 @@
+"""From settings to an engine: sizes, the list of programs, and the parts joined."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..clock import Clock
+from ..errors import ConfigError
+from .books import Books
+from .chunking import Bucket, default_buckets
+from .desk import Desk
+from .door import Bounds
+from .engine import Engine, StepRecord
+from .pages import PagePool
+from .prefix import PrefixCache
+from .programs import Key, Programs, Shapes
+from .rows import RowTable
+from .scheduler import Limits
+from .seam import FIRST_PAGE, LanguageModel
+from .slots import Slots
+
+_DEFAULT_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Settings of a `GenerationServer`, under the names they have there."""
+
+    pages: int | None
+    page_size: int
+    max_rows: int
+    prefill_chunk: int
+    prefill_buckets: tuple[Bucket, ...] | None
+    decode_rows: tuple[int, ...] | None
+    decode_steps: int
+    depth: int
+    prefix_cache: bool
+    tops: int
+    biases: int
+    stop_ids: int
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_rows", "prefill_chunk", "decode_steps", "depth", "tops", "stop_ids"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is at least 1; got {getattr(self, name)}")
+        if self.biases < 0:
+            raise ConfigError(f"max_logit_bias is at least 0; got {self.biases}")
+        if self.pages is not None and self.pages <= FIRST_PAGE:
+            raise ConfigError(f"pages is more than {FIRST_PAGE}, null and sink page; got {self.pages}")
+
+
+def build(
+    model: LanguageModel,
+    setup: Setup,
+    desk: Desk,
+    clock: Clock,
+    on_step: Callable[[StepRecord], None] | None,
+    make_programs: Callable[[Any, Shapes], Any] = Programs,
+) -> tuple[Engine, list[Key], Bounds]:
+    """The engine, not yet warm, its programs in the order of warm-up, and what requests may ask for.
+
+    Raises:
+        ConfigError: settings that contradict each other.
+    """
+    tokens = model.limits["tokens"]
+    width = -(-tokens // setup.page_size)
+    pages = setup.pages
+    if pages is None:
+        pages = FIRST_PAGE + setup.max_rows * -(-min(tokens, _DEFAULT_TOKENS) // setup.page_size)
+    rows = _ladder(setup)
+    buckets = setup.prefill_buckets or default_buckets(setup.prefill_chunk, setup.max_rows)
+    # Twice the rows: one whose last step is not read delays no newcomer.
+    slots = 2 * setup.max_rows
+    bias_places = setup.biases + setup.stop_ids
+    tops = min(setup.tops, model.vocab_size)
+    shapes = Shapes(pages, setup.page_size, width, slots, bias_places, tops)
+    pool = PagePool(pages, setup.page_size)
+    books = Books(
+        PrefixCache(pool, enabled=setup.prefix_cache),
+        Slots(slots),
+        RowTable(slots, width=width, biases=bias_places),
+        Limits(setup.page_size, setup.max_rows, buckets, setup.decode_steps),
+        rows,
+    )
+    keys = [Key("zeros"), Key("copy"), Key("fill")]
+    keys += [Key("prefill", bucket.rows, bucket.chunk) for bucket in buckets]
+    keys += [Key("decode", size, steps) for steps in sorted({1, setup.decode_steps}) for size in rows]
+    engine = Engine(books, make_programs(model, shapes), desk, clock, depth=setup.depth, on_step=on_step)
+    bounds = Bounds(tokens, pool.size * setup.page_size, tops, setup.biases, setup.stop_ids)
+    return engine, keys, bounds
+
+
+def _ladder(setup: Setup) -> tuple[int, ...]:
+    if setup.decode_rows is None:
+        sizes = {1 << power for power in range(setup.max_rows.bit_length())} | {setup.max_rows}
+        return tuple(sorted(size for size in sizes if size <= setup.max_rows))
+    rows = tuple(sorted(set(setup.decode_rows)))
+    if not rows or rows[0] < 1 or rows[-1] < setup.max_rows:
+        raise ConfigError(
+            f"decode_rows reach max_rows, {setup.max_rows}, or some step has no program; got {rows}"
+        )
+    return rows

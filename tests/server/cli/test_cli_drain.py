@@ -1,0 +1,88 @@
+"""SIGTERM as an operator sends it: a slow model with work in hand, and an idle server."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SLOW = """
+import time
+
+import jax
+import servax
+
+
+def wait(x):
+    time.sleep(0.25)
+    return x
+
+
+def make():
+    return servax.Servable(
+        lambda x: jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x),
+        inputs={"x": "float32[4]"}, limits={"batch": 1}, name="slow",
+    )
+"""
+BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "slow_servable.py").write_text(SLOW)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-m", "servax.server.cli", "serve", "slow_servable:make", "--port", "0"]
+    command += ["--no-store", "--drain-s", "30"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        first = running.stderr.readline()
+        url = next(word.rstrip(",") for word in first.split() if word.startswith("http"))
+        for line in running.stderr:
+            if line.startswith(("ready", "error")):
+                assert line.startswith("ready"), line
+                break
+        reader = threading.Thread(target=running.stderr.read)
+        reader.start()
+        yield running, url
+        if running.poll() is None:
+            running.kill()
+        reader.join(10)
+
+
+def test_X4_what_was_admitted_is_answered_and_newcomers_are_sent_away(process: Any) -> None:
+    running, url = process
+    with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(21) as pool:
+        answers = [pool.submit(client.post, "/v2/models/slow/infer", json=BODY) for _ in range(21)]
+        waiting = 'servax_rows{model="slow",state="waiting"} 20.0'
+        until_s = time.monotonic() + 30
+        while waiting not in client.get("/metrics").text:
+            assert time.monotonic() < until_s
+        running.send_signal(signal.SIGTERM)
+        while client.get("/v2/health/ready").status_code != 503:
+            assert time.monotonic() < until_s
+        refused = client.post("/v2/models/slow/infer", json=BODY)
+        assert (refused.status_code, refused.json()["reason"]) == (503, "closed")
+        assert refused.headers["connection"] == "close"
+        done = [answer.result() for answer in answers]
+        assert [one.status_code for one in done] == [200] * 21
+        assert all(one.json()["outputs"][0]["data"] == [1, 2, 3, 4] for one in done)
+        assert running.wait(30) == 0
+
+
+def test_X4_an_idle_server_ends_at_once(process: Any) -> None:
+    running, url = process
+    assert httpx.get(f"{url}/v2/health/ready", timeout=60).status_code == 200
+    begin_s = time.monotonic()
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(30) == 0
+    # A second is the case's bound; the rest is the interpreter's own end on a busy machine.
+    assert time.monotonic() - begin_s < 3.0

@@ -1,0 +1,113 @@
+"""A new version in the place of the old one: no error, no mixed batch, nothing left of the old one."""
+
+import gc
+import threading
+import weakref
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from servax.jit_cache import Servable, WarmupError
+from servax.server import ConfigError, Server
+
+
+def version(number, name="model", apply=None):
+    return Servable(
+        apply or (lambda w, *, x: x * 0 + w),
+        jnp.full((), float(number), jnp.float32),
+        inputs={"x": "float32[length]"},
+        limits={"batch": 4, "length": 8},
+        scheme={"batch": [1, 4], "length": [8]},
+        name=name,
+        version=str(number),
+    )
+
+
+def test_W7_a_swap_under_load_gives_no_error_and_no_batch_mixes_versions():
+    batches, stop, failures = [], threading.Event(), []
+    with Server(version(1), on_batch=batches.append) as server:
+        seen = [[] for _ in range(4)]
+
+        def ask(answers):
+            while not stop.is_set():
+                try:
+                    answers.append(set(server(np.zeros((5, 3), np.float32)).ravel().tolist()))
+                except Exception as error:
+                    failures.append(error)
+                    return
+
+        threads = [threading.Thread(target=ask, args=(answers,)) for answers in seen]
+        for thread in threads:
+            thread.start()
+        old = server.model()
+        programs = [weakref.ref(old.cache.get(bucket).executable) for bucket in old.cache.ready()]
+        weights = weakref.ref(old.servable.leaves[0])
+        while not all(seen):
+            server(np.zeros(3, np.float32))
+        new = server.replace(version(2))
+        assert server.model() is new
+        assert new.version == "2"
+        done = [len(answers) for answers in seen]
+        while not all(len(answers) > before + 1 for answers, before in zip(seen, done, strict=True)):
+            server(np.zeros(3, np.float32))
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        for answers, before in zip(seen, done, strict=True):
+            assert all(len(one) == 1 for one in answers)  # all rows of a request by one version
+            assert answers[0] == {1.0}
+            assert answers[before + 1 :] == [{2.0}] * (len(answers) - before - 1)
+            assert answers == sorted(answers, key=min)
+        # Who kept the old handle is served by the new version; what it held is gone.
+        assert np.array_equal(
+            old.run_threaded([{"x": np.zeros(3, np.float32)}]).result(30.0)[0][0], [2, 2, 2]
+        )
+        assert old.load() == (0, 0)
+        del batches[:]
+        gc.collect()
+        assert all(one() is None for one in programs)
+        assert weights() is None
+
+
+def test_W7_requests_that_wait_are_answered_by_the_version_they_came_to(serve, doubling):
+    server, device = serve(doubling(batch=1, length=8))
+    old = server.model()
+    device.hold()
+    futures = [old.run_threaded([{"x": np.full(3, one, np.float32)}]) for one in range(3)]
+    assert device.held.wait(30.0)
+    told = []
+    swap = threading.Thread(target=lambda: told.append(server.replace(doubling(batch=1, length=8))))
+    swap.start()
+    device.release()
+    swap.join(60.0)
+    assert not swap.is_alive()
+    assert [float(future.result(30.0)[0][0][0]) for future in futures] == [0.0, 2.0, 4.0]
+    assert told == [server.model()]
+    assert told[0] is not old
+
+
+def test_W7_a_version_that_cannot_be_made_leaves_the_old_one_in_place():
+    def broken(w, *, x):
+        raise RuntimeError("no such kernel")
+
+    with Server(version(1)) as server:
+        with pytest.raises(WarmupError, match="no such kernel"):
+            server.replace(version(2, apply=broken))
+        assert np.array_equal(server(np.zeros(2, np.float32)), [1, 1])
+        with pytest.raises(ConfigError, match="rename it"):
+            server.replace(version(2, name="other"))
+        with pytest.raises(ConfigError, match="takes and returns the same"):
+            server.replace(version(2, apply=lambda w, *, x: {"y": x + w}))
+        server.replace(version(3))
+        assert np.array_equal(server(np.zeros(2, np.float32)), [3, 3])
+
+
+def test_C8_loading_and_unloading_a_model_many_times_keeps_nothing():
+    alive = []
+    with Server(version(0)) as server:
+        for number in range(1, 8):
+            server.replace(version(number))
+            alive.append(weakref.ref(server.model().servable.leaves[0]))
+        gc.collect()
+        assert [one() is None for one in alive] == [True] * 6 + [False]
