@@ -86,6 +86,7 @@ def added_latency_us(requests: int) -> float:
 
 def serve_child(kind: str) -> None:
     """Serve until stdin ends; prints the port."""
+    sys.setswitchinterval(0.0005)  # as `servax serve` does
     if kind.startswith("http"):
         from fastapi import FastAPI, Request, Response
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from .admission import Load, QueueLimits, closed, displaced, draining, too_late
+from .admission import Load, QueueLimits, closed, displaced, draining
 from .batcher import Batcher, Launch
 from .clock import Clock
 from .context import client_of_call
@@ -110,7 +110,9 @@ class Dispatcher:
                 raise self._refusal()
             if self._watch.stalled:
                 raise self._watch.stall_error()
-            self._refuse_if_late(request)
+            # If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good.
+            if self._ledger.load.rows:
+                self._forecast.check(request, self._ledger.ahead)
             victims = self._ledger.admit(
                 request,
                 lambda: self._less_urgent(request.priority),
@@ -127,16 +129,6 @@ class Dispatcher:
             self._wake_device()
         if victims:
             deliver(victims)
-
-    def _refuse_if_late(self, request: Request) -> None:
-        """If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good."""
-        if request.deadline_s == math.inf or not self._ledger.load.rows:
-            return
-        now_s, ahead = request.arrived_s, self._ledger.ahead
-        wait_s = self._forecast.answer_s(request.lane, request.priority, ahead, now_s)
-        slack_s = request.deadline_s - now_s
-        if wait_s > slack_s:
-            raise too_late(slack_s, wait_s, self._forecast.drain_s(ahead, now_s))
 
     def _less_urgent(self, priority: int) -> Iterator[Request]:
         return itertools.chain.from_iterable(lane.less_urgent(priority) for lane in self._lanes)

@@ -8,6 +8,9 @@ than predicted, between batches above all, is learned from the time between two 
 import math
 from collections.abc import Sequence
 
+from .admission import too_late
+from .request import Request
+
 # A launch counts for a tenth: the pace follows a change of traffic within some twenty launches.
 _WEIGHT = 0.1
 _UNKNOWN_S = 1.0
@@ -56,6 +59,20 @@ class Forecast:
         """Something came back; `busy` if more is on the device. Time predicted and not used is let go."""
         left_s = max(self._batch_s) * self._drag if busy else 0.0
         self._until_s = min(self._until_s, now_s + left_s)
+
+    def check(self, request: Request, ahead: Sequence[Sequence[int]]) -> None:
+        """Refuse a request, as it arrives, that has a deadline and would be answered after it.
+
+        Raises:
+            Overloaded: with the time in which what waits will be through.
+        """
+        if request.deadline_s == math.inf:
+            return
+        now_s = request.arrived_s
+        wait_s = self.answer_s(request.lane, request.priority, ahead, now_s)
+        slack_s = request.deadline_s - now_s
+        if wait_s > slack_s:
+            raise too_late(slack_s, wait_s, self.drain_s(ahead, now_s))
 
     def drain_s(self, ahead: Sequence[Sequence[int]], now_s: float) -> float:
         """Seconds until all that waits and runs is through; 1 before anything was launched."""
