@@ -8,7 +8,6 @@ serves.
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from .errors import CompileError, WarmupError
 from .program import Program, ProgramFacts
 from .schedule import covering_bucket
 
-_AHEAD = 3
 # A fault of the model itself fails every bucket alike; the report holds them all.
 _NAMED = 3
 
@@ -135,8 +133,7 @@ def warm_up(
         report: filled in place, so that others can watch; made here if None.
         on_step: called after each bucket.
         stop: ends the warm-up between two buckets once set.
-        enough: asked before each bucket; ends the warm-up once true, as a budget does. Nothing is compiled
-            ahead then, so that at most the compile in hand is beyond it.
+        enough: asked before each bucket; ends the warm-up once true, as a budget does.
         compile_timeout_s: most seconds to wait for one program.
 
     Returns:
@@ -144,9 +141,6 @@ def warm_up(
     """
     report = report if report is not None else WarmupReport(len(buckets))
     begin = time.monotonic()
-    ahead: deque[Future[Program]] = deque()
-    left = iter(buckets)
-    most = _AHEAD if enough is None else 1
     for done, bucket in enumerate(buckets, start=1):
         if stop is not None and stop.is_set():
             report.stopped = True
@@ -155,10 +149,10 @@ def warm_up(
             report.enough = True
             break
         try:
-            # A few at a time: the compile thread works ahead while a program that is ready runs its probe,
-            # and yet a stop, or somebody's urgent bucket, need not wait for the whole grid.
-            ahead.extend(cache.request(one) for one in islice(left, most - len(ahead)))
-            error = _warm_one(bucket, ahead.popleft(), probe, report, compile_timeout_s)
+            # Nothing is compiled ahead: beside a compile a probe measures 2 to 13 times too long, and what
+            # is believed to be slow is not run, so traffic would not correct it (experiments, "Simulated
+            # against real"). A stop, or somebody's urgent bucket, need not wait for the whole grid either.
+            error = _warm_one(bucket, cache.request(bucket), probe, report, compile_timeout_s)
         except (CancelledError, CompileError):  # the compile service was closed
             report.stopped = True
             break

@@ -53,5 +53,7 @@ def pool_segments(
 
 def unit_norm(vectors: jax.Array) -> jax.Array:
     """Divide by the L2 norm over the last axis; a zero vector stays zero."""
-    norm = jnp.sqrt(jnp.sum(jnp.square(vectors), axis=-1, keepdims=True))
+    square = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+    # Selected before the root: its slope at zero is infinite, and in a gradient infinity times 0 is NaN.
+    norm = jnp.sqrt(jnp.where(square > 0, square, 1.0))
     return vectors / jnp.maximum(norm, _NORM_FLOOR)

@@ -165,6 +165,11 @@ def test_V3_a_length_beyond_the_positions_is_refused(small):
         bert.apply(config, params, ids=jnp.asarray(ids), mask=jnp.asarray(mask))
 
 
+def test_the_slope_of_the_unit_norm_is_finite_on_a_row_of_zeros():
+    slope = jax.grad(lambda x: unit_norm(x)[1, 0])(jnp.asarray([[0.0, 0.0], [3.0, 4.0]]))
+    np.testing.assert_allclose(slope, [[0.0, 0.0], [16 / 125, -12 / 125]], atol=1e-7)
+
+
 def test_P10_the_unit_norm_of_zeros_is_zeros():
     got = unit_norm(jnp.asarray([[0.0, 0.0], [3.0, 4.0]]))
     np.testing.assert_allclose(got, [[0, 0], [0.6, 0.8]], atol=1e-7)
