@@ -48,16 +48,21 @@ COLUMNS = {
     "p99_ms": "p99|,.0f",
 }
 _VALIDATION_NOTE = (
-    "load: arrival rate / predicted capacity. own costs: predicted from the replay's batches. others: what "
-    "other processes took of the machine. Latencies in ms."
+    "load: arrival rate / predicted capacity. pace: seconds of the replay's batches / table, by which the "
+    "prediction is scaled; table: without that; own: from the mean seconds of each bucket in the replay. "
+    "others: what other processes took of the machine. Latencies in ms."
 )
 VALIDATION_COLUMNS = {
     "scheme": "scheme",
     "load": "load|.1f",
-    "predicted_per_s": "predicted/s|.1f",
-    "measured_per_s": "measured/s|.1f",
+    "predicted_per_s": "predicted/s|.0f",
+    "measured_per_s": "measured/s|.0f",
     "ratio": "ratio|.2f",
-    "own_costs_per_s": "own costs|.1f",
+    "predicted_batches": "batches pred.|d",
+    "measured_batches": "meas.|d",
+    "pace": "pace|.2f",
+    "unscaled_per_s": "table/s|.0f",
+    "own_costs_per_s": "own/s|.0f",
     "others_cpu": "others|.0%",
     "predicted_waste": "waste pred.|.1%",
     "measured_waste": "meas.|.1%",
