@@ -4,8 +4,8 @@ import math
 from collections import deque
 
 from ..bucketing import Bucket, Ladder
-from ..server.batcher import Launch
-from ..server.request import Request, Row
+from ..server.batching.batcher import Launch
+from ..server.batching.request import Request, Row
 
 
 class PackingBatcher:

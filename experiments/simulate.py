@@ -15,13 +15,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..bucketing import Bucket, CostModel, Grid, Planner
-from ..server.batcher import Batcher, Launch, Policy
-from ..server.request import Request, State
+from ..server.batching.batcher import Batcher, Launch, Policy
+from ..server.batching.request import Request, State
 from .errors import ExperimentError, Stalled
 
 
 class SimulatedBatcher(Protocol):
-    """What the simulation drives; `servax.server.batcher.Batcher` is one."""
+    """What the simulation drives; `servax.server.batching.batcher.Batcher` is one."""
 
     def add(self, request: Request) -> None:
         """Let a request wait."""

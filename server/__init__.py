@@ -23,11 +23,11 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .admission import QueueLimits
     from .api import Server
-    from .batch import BatchRecord
-    from .model import Model
-    from .refit import RefitPolicy
+    from .batching.admission import QueueLimits
+    from .batching.batch import BatchRecord
+    from .hosting.model import Model
+    from .hosting.refit import RefitPolicy
 
 __all__ = [
     "BadRequest",
@@ -56,10 +56,10 @@ __all__ = [
 __getattr__, __dir__ = attach(
     __name__,
     {
-        ".admission": ["QueueLimits"],
+        ".batching.admission": ["QueueLimits"],
         ".api": ["Server"],
-        ".batch": ["BatchRecord"],
-        ".model": ["Model"],
-        ".refit": ["RefitPolicy"],
+        ".batching.batch": ["BatchRecord"],
+        ".hosting.model": ["Model"],
+        ".hosting.refit": ["RefitPolicy"],
     },
 )

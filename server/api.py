@@ -11,22 +11,22 @@ import jax
 
 from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
 from ..jit_cache.store import Store
-from .admission import QueueLimits, check_window
-from .batcher import Policy
-from .calls import map_items, read_call
-from .clock import Clock, MonotonicClock
-from .device import BatchRecord, DeviceLoop
-from .dispatcher import Dispatcher
+from .batching.admission import QueueLimits, check_window
+from .batching.batcher import Policy
+from .batching.clock import Clock, MonotonicClock
+from .batching.device import BatchRecord, DeviceLoop
+from .batching.dispatcher import Dispatcher
+from .batching.request import DEFAULT_PRIORITY
+from .batching.sinks import Sinks
 from .errors import Closed, ConfigError, Unavailable, UnknownModel
-from .model import Model
-from .programs import Programs
-from .refit import RefitPolicy, Refitter
-from .refitting import refitter
-from .request import DEFAULT_PRIORITY
-from .shared import Compile, Shared
-from .sinks import Sinks
-from .versions import Versions
-from .warming import OnProgress, WarmUp
+from .hosting.calls import map_items, read_call
+from .hosting.model import Model
+from .hosting.programs import Programs
+from .hosting.refit import RefitPolicy, Refitter
+from .hosting.refitting import refitter
+from .hosting.shared import Compile, Shared
+from .hosting.versions import Versions
+from .hosting.warming import OnProgress, WarmUp
 
 # How long close() waits for a thread that should end at once; one that hangs is left behind.
 _JOIN_S = 5.0
@@ -57,7 +57,7 @@ class Server:
         refit: when a grid that no longer fits what arrives is fitted anew; None for never.
         programs: how programs are ordered, kept, budgeted and checked.
         clock: source of time, for tests.
-        compile_program: makes the program of a bucket; `servax.server.fake_device` has one for tests.
+        compile_program: makes the program of a bucket (`batching.fake_device` needs no model).
 
     Raises:
         ConfigError: on an impossible setting.
@@ -315,7 +315,7 @@ class Server:
             timeout_s: most seconds to wait for the last answer of the old version.
 
         Raises:
-            ConfigError, WarmupError, Closed, TimeoutError: see `servax.server.versions.Versions.change`.
+            ConfigError, WarmupError, Closed, TimeoutError: see `Versions.change`.
         """
         model = self._versions.change(servable, timeout_s)
         if (refitting := self.refitters.get(servable.name)) is not None:

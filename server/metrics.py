@@ -11,7 +11,7 @@ from .events import Events
 from .recent import Recent
 
 if TYPE_CHECKING:
-    from .batch import BatchRecord
+    from .batching.batch import BatchRecord
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -9,7 +9,7 @@ from ...jit_cache import Servable, WarmupError
 from ...jit_cache.device_memory import memory_budget
 from ...jit_cache.recorded import read_recorded
 from ..errors import ConfigError
-from ..programs import OnPlan, Programs
+from ..hosting.programs import OnPlan, Programs
 from ..programs_config import ProgramsConfig
 
 _log = logging.getLogger(__name__)

@@ -18,15 +18,15 @@ from ...jit_cache import (
     compile_log,
 )
 from ...jit_cache.store import Store
-from ..admission import QueueLimits
 from ..api import Server
+from ..batching.admission import QueueLimits
 from ..config import ModelConfig, ServeConfig
 from ..errors import ConfigError
 from ..events import CAUSES, ProgramEvent
+from ..hosting.model import Model
+from ..hosting.programs import OnPlan
+from ..hosting.refit import RefitPolicy
 from ..metrics import Metrics
-from ..model import Model
-from ..programs import OnPlan
-from ..refit import RefitPolicy
 from ..text import Embedder, Tokenizer
 from .programs import programs_of
 

@@ -8,9 +8,9 @@ from typing import TypedDict, Unpack
 
 import jax
 
-from ..clock import Clock, MonotonicClock
+from ..batching.clock import Clock, MonotonicClock
+from ..batching.request import DEFAULT_PRIORITY, PRIORITIES
 from ..errors import BadRequest, ConfigError, ServerError
-from ..request import DEFAULT_PRIORITY, PRIORITIES
 from .chunking import Bucket
 from .desk import Desk, Event, LoopSink
 from .door import Door, Prompt, deadline, fresh_seed

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ..clock import Clock
-from ..deadlines import Deadlines
+from ..batching.clock import Clock
+from ..batching.deadlines import Deadlines
 from ..errors import Closed, Overloaded, ServerError
 from .books import Books
 from .output import Delta, join

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..clock import Clock
+from ..batching.clock import Clock
 from ..errors import Cancelled, DeadlineExceeded, ModelError, ServerError
 from .books import Books, Launch, Member, Work
 from .desk import Desk

@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from ..batching.request import DEFAULT_PRIORITY, IllegalMove
 from ..errors import ServerError
-from ..request import DEFAULT_PRIORITY, IllegalMove
 from .output import Delta, TokenLogprobs, Usage
 from .params import SamplingParams
 from .prefix import Entry, Namespace

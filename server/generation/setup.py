@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..clock import Clock
+from ..batching.clock import Clock
 from ..errors import ConfigError
 from .books import Books
 from .chunking import Bucket, default_buckets

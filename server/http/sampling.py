@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from ..batching.request import DEFAULT_PRIORITY
 from ..errors import BadRequest, UnknownModel
 from ..generation.door import Prompt
 from ..generation.output import Delta, Usage
 from ..generation.params import SamplingParams
-from ..request import DEFAULT_PRIORITY
 from .wire import Call
 
 T = TypeVar("T")

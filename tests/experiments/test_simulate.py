@@ -10,7 +10,7 @@ from servax.bucketing import Bucket, Grid, Ladder
 from servax.experiments.errors import ExperimentError, Stalled
 from servax.experiments.packed import PackingBatcher
 from servax.experiments.simulate import Simulated, grid_batcher, simulate
-from servax.server.batcher import Policy
+from servax.server.batching.batcher import Policy
 
 GRID = Grid.product({"batch": Ladder((1, 2, 4)), "length": Ladder((4, 7, 20))})
 PACKED = Ladder((20, 33))

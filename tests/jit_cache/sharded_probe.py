@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from servax.jit_cache import Placement, Servable, compile_log, compile_program
 from servax.jit_cache.store import Store
 from servax.server import Server
-from servax.server.programs import Programs
+from servax.server.hosting.programs import Programs
 
 RNG = np.random.default_rng(0)
 WEIGHTS = {

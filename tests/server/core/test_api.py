@@ -22,8 +22,8 @@ from servax.server import (
     TooManyRows,
     UnknownModel,
 )
-from servax.server.clock import ManualClock
-from servax.server.fake_device import FakeDevice
+from servax.server.batching.clock import ManualClock
+from servax.server.batching.fake_device import FakeDevice
 
 
 def item(value=1.0, length=3):

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 from servax import models
-from servax.server.clock import ManualClock
+from servax.server.batching.clock import ManualClock
 from servax.server.errors import ServerError
 from servax.server.generation import GenerationServer, SamplingParams
 from servax.server.generation.chunking import Bucket

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from servax.server.clock import ManualClock
+from servax.server.batching.clock import ManualClock
 from servax.server.errors import (
     BadRequest,
     Closed,

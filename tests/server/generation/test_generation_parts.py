@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from servax.server.batching.request import IllegalMove
 from servax.server.generation.chunking import Bucket, choose_bucket, default_buckets
 from servax.server.generation.errors import PoolFault
 from servax.server.generation.pages import PagePool
@@ -14,7 +15,6 @@ from servax.server.generation.prefix import Namespace, PrefixCache
 from servax.server.generation.scheduler import Limits, Running, Waiting, plan
 from servax.server.generation.sequence import MOVES, Generation, State
 from servax.server.generation.stop import StopScanner
-from servax.server.request import IllegalMove
 
 
 def test_states_move_by_the_table_only():

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import servax
 import tritonclient.grpc as triton
-from servax.server.admission import QueueLimits
+from servax.server.batching.admission import QueueLimits
+from servax.server.batching.fake_device import FakeDevice
 from servax.server.fake import FakeTokenizer
-from servax.server.fake_device import FakeDevice
 from servax.server.metrics import Metrics
 from servax.server.rpc.messages import MESSAGES, SERVICE
 from servax.server.rpc.service import create_grpc_server

@@ -1,0 +1,304 @@
+"""One served model: its programs, its staging buffers, its batcher and its door."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...bucketing import Bucket, CostModel, Grid, Planner
+from ...jit_cache import (
+    Input,
+    Output,
+    Program,
+    ProgramCache,
+    Servable,
+    Staging,
+    WarmupReport,
+    warmup_order,
+)
+from ...jit_cache.schedule import value_order
+from ..batching.batcher import Batcher
+from ..batching.request import DEFAULT_PRIORITY, Request, Row
+from ..errors import Closed, NotReady
+from .door import Door, Rows, allowed_s, check_call
+from .keeping import Keeper
+from .refit import Traffic
+from .shared import Shared
+
+
+class Model:
+    """A servable inside a server: what the transports and the Python API talk to.
+
+    Made by `Server`; shares its device thread, queue and compile thread.
+    """
+
+    def __init__(self, servable: Servable, shared: Shared) -> None:
+        self._servable: Servable | None = servable
+        self.name = servable.name
+        self.version = servable.version
+        self.max_request_rows = shared.max_request_rows
+        self.timeout_s = shared.timeout_s
+        self.cost = CostModel()
+        self.batcher = Batcher(self.cost, shared.policy)
+        self.lane = shared.dispatcher.add_lane(self.batcher)
+        shapes = (shared.programs.shapes or {}).get(servable.name, ())
+        self.order = value_order(servable.grid, shapes) if shapes else warmup_order(servable.grid)
+        self.report = WarmupReport(len(self.order))
+        self.cache = ProgramCache(self._compile, shared.compiler)
+        self._door: Door | None = Door(servable)
+        self.checks_outputs = shared.programs.check_outputs
+        self.keeper = Keeper(self, shared.programs, shared.dispatcher)
+        self._lazy = shared.programs.policy == "lazy"
+        self._needs_all = shared.ready_when == "grid"
+        self._ready = False
+        self._successor: Model | None = None
+        self._dispatcher, self._clock, self._sinks = shared.dispatcher, shared.clock, shared.sinks
+        self.compile_program = shared.compile_program
+        self._leaves: Sequence[jax.Array] | None = None
+        self._opened: list[Bucket] = []
+        self._staging: dict[Bucket, list[Staging]] = {}
+        self.traffic: Traffic | None = None
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {len(self.cache.ready())} of {len(self.order)} programs warm)"
+
+    # -- what it is ---------------------------------------------------------------------------------
+
+    @property
+    def servable(self) -> Servable:
+        """What is served; of a model that gave way and has left, the successor's."""
+        if self._servable is not None:
+            return self._servable
+        if self._successor is None:
+            raise Closed(f"model {self.name!r} was never served: ask for the one that is")
+        return self._successor.servable
+
+    @property
+    def inputs(self) -> tuple[Input, ...]:
+        """What callers send."""
+        return self.servable.signature.inputs
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """What callers get."""
+        return self.servable.outputs.leaves
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """Largest size of each axis; ``batch`` is the most rows run at once."""
+        return self.servable.limits
+
+    @property
+    def allow_nonfinite(self) -> bool:
+        """Whether NaN and infinity may pass in float inputs."""
+        return self.servable.allow_nonfinite
+
+    @property
+    def ready(self) -> bool:
+        """Whether warm-up reached what readiness asks for: the whole grid, or the covering bucket."""
+        if not self._ready:
+            warm = [one.bucket for one in self.report.warm]
+            covered = self.order[0] in warm or self._lazy
+            # A budget that is used up ends the wait for the whole grid, never for the covering bucket.
+            self._ready = covered and (self.report.complete or self.report.enough or not self._needs_all)
+        return self._ready
+
+    @property
+    def lost(self) -> bool:
+        """Whether a bucket failed without which the model never gets ready."""
+        failed = self.report.failed
+        return bool(failed) if self._needs_all else self.order[0] in failed
+
+    def load(self) -> tuple[int, int]:
+        """Rows that wait and rows that run, with those of a later version."""
+        waiting, running = self.own_load()
+        later = (0, 0) if self._successor is None else self._successor.load()
+        return waiting + later[0], running + later[1]
+
+    def own_load(self) -> tuple[int, int]:
+        """Rows of this version that wait, and those that run."""
+        waiting, running = self._dispatcher.load(self.lane)
+        return waiting.rows, running
+
+    # -- versions -----------------------------------------------------------------------------------
+
+    def give_way(self, successor: "Model") -> None:
+        """From now on requests to this handle are the successor's; those let in are answered here."""
+        self._successor = successor
+
+    def unload(self) -> None:
+        """Let programs, buffers and weights go; device thread, nothing waits and nothing runs."""
+        self.batcher.planner = None
+        for bucket in self._opened:
+            self._let_go(bucket)
+        self._opened, self._leaves = [], None
+        self.keeper.planned.clear()
+        self._servable = self._door = None
+
+    # -- the door -----------------------------------------------------------------------------------
+
+    def admit(
+        self,
+        rows: Rows,
+        *,
+        priority: int,
+        timeout_s: float | None,
+        future: Any,
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> Request:
+        """Check every row and put the request into the queue.
+
+        Raises:
+            ServerError: whatever the door refuses; nothing was queued then.
+        """
+        door, later = self._door, self._successor
+        if later is not None:
+            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        if not self.ready or door is None:
+            raise NotReady(
+                f"model {self.name!r} answers once it is warm; {len(self.report.warm)} of {len(self.order)} "
+                f"programs are: retry shortly"
+            )
+        check_call(len(rows), self.max_request_rows, priority)
+        items, sizes = door.check(rows)
+        now_s = self._clock.now()
+        request = Request(
+            items,
+            sizes,
+            arrived_s=now_s,
+            sink=self._sinks.threads if loop is None else self._sinks.of_loop(loop),
+            future=future,
+            priority=priority,
+            deadline_s=now_s + allowed_s(self.timeout_s, timeout_s),
+        )
+        self._dispatcher.offer(self.lane, request)
+        later = self._successor
+        if later is not None and self._dispatcher.cancel(request):
+            # It gave way in this very moment, and may have left before the request came in.
+            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        if self.batcher.planner is None:  # lazy: the first request has the first program made
+            self.keeper.wake()
+        return request
+
+    async def run(
+        self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
+    ) -> list[list[np.ndarray]]:
+        """Output leaves of each row, in order; cancelling the caller's task frees the place at once."""
+        if not rows:
+            return []
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[list[list[np.ndarray]]] = loop.create_future()
+        request = self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(request)
+            raise
+
+    async def submit(
+        self, rows: Rows, *, priority: int = 0, timeout_s: float | None = None
+    ) -> list[dict[str, np.ndarray]]:
+        """Answer rows of any sizes, for the transports.
+
+        Args:
+            rows: arrays of each row by input name, without a batch dim; ragged across rows.
+            priority: 1 (most urgent) to 9; 0 means not set.
+            timeout_s: seconds until the answer must be there; None or 0 means not set.
+
+        Returns:
+            Output arrays of each row by output name, in order.
+        """
+        results = await self.run(rows, priority=priority or DEFAULT_PRIORITY, timeout_s=timeout_s)
+        names = [leaf.name for leaf in self.outputs]
+        return [dict(zip(names, row, strict=True)) for row in results]
+
+    def run_threaded(
+        self, rows: Rows, *, priority: int = DEFAULT_PRIORITY, timeout_s: float | None = None
+    ) -> "Future[list[list[np.ndarray]]]":
+        """The same for threads: a future of the output leaves of each row; cancelling it frees the place."""
+        future: Future[list[list[np.ndarray]]] = Future()
+        if not rows:
+            future.set_result([])
+            return future
+        request = self.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=None)
+
+        def settled(_: object) -> None:
+            if future.cancelled():
+                self._dispatcher.cancel(request)
+
+        future.add_done_callback(settled)
+        return future
+
+    # -- programs: compile thread and device thread --------------------------------------------------
+
+    def _compile(self, bucket: Bucket) -> Program:
+        if self._leaves is None:
+            self._leaves = self.servable.place()
+        _ = self.servable.outputs  # inferred here, where tracing is allowed
+        planned = self.keeper.planned.pop(bucket, None)
+        if planned is not None:
+            return planned.with_leaves(self._leaves)
+        return self.compile_program(self.servable, bucket, self._leaves)
+
+    def opened(self, bucket: Bucket, run_s: float) -> None:
+        """A program is warm and was timed: from now on it is planned with; device thread only."""
+        if run_s > 0:  # a manual clock measures nothing
+            self.cost.observe(bucket, run_s)
+        if bucket not in self._opened:  # the warm-up and a request may have asked for it both
+            self._opened.append(bucket)
+        for victim in self.keeper.opened(bucket):
+            self._opened.remove(victim)
+            self._let_go(victim)
+        grid = Grid(self.servable.grid.axes, self._opened)
+        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+
+    def narrow(self, order: list[Bucket]) -> None:
+        """Warm up these buckets only, the covering one first; before the warm-up begins."""
+        self.order = order
+        self.report.total = len(order)
+        self.keeper.residency.replan(Grid(self.servable.grid.axes, order))
+
+    @property
+    def grid(self) -> Grid:
+        """The buckets that are planned with; those of the servable until some are warm."""
+        planner = self.batcher.planner
+        return self.servable.grid if planner is None else planner.grid
+
+    def swap(self, grid: Grid) -> None:
+        """Plan with these warm buckets only, and let the other programs go; device thread, none in flight.
+
+        Raises:
+            KeyError: if a bucket of the grid is not warm; nothing changes.
+        """
+        if missing := [str(bucket) for bucket in grid if bucket not in self._opened]:
+            raise KeyError(f"a grid is swapped in once all of it is warm; {missing} are not")
+        grid.check_coverage({axis: self.limits[axis] for axis in grid.item_axes})
+        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+        for bucket in self._opened:
+            if bucket not in grid:
+                self._let_go(bucket)
+        self._opened = list(grid)
+        self.keeper.residency.replan(grid)
+
+    def _let_go(self, bucket: Bucket) -> None:
+        self.cache.discard(bucket)
+        self._staging.pop(bucket, None)
+
+    def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
+        """The smallest warm bucket for rows that `bucket` holds; device thread only."""
+        if self.batcher.planner is None:
+            return bucket
+        largest = tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
+        return self.batcher.planner.grid.smallest(len(rows), largest)
+
+    def borrow_staging(self, bucket: Bucket) -> Staging:
+        """A staging set of the bucket that no batch in flight uses; device thread only."""
+        free = self._staging.setdefault(bucket, [])
+        return free.pop() if free else Staging(self.servable.signature, bucket)
+
+    def return_staging(self, bucket: Bucket, staging: Staging) -> None:
+        """Give a set back once its batch has ended; device thread only."""
+        self._staging[bucket].append(staging)

@@ -1,0 +1,117 @@
+"""A new version of a model in the place of the old one: warmed beside it, swapped in, the old one drained.
+
+Each version has a lane of its own, so that no batch mixes them. Requests that were let in before the swap are
+answered by the old version; its programs and weights are let go once the last of them has landed.
+"""
+
+import threading
+from collections.abc import Callable, MutableMapping, MutableSequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+from ...jit_cache import Program, Servable, warm_up
+from ..batching.device import Retire
+from ..batching.dispatcher import Dispatcher
+from ..errors import Closed, ConfigError
+from .model import Model
+from .preparing import prepare
+from .shared import Shared
+
+Probe = Callable[[Model, Program], float]
+
+
+class Versions:
+    """Changes the models of a running server.
+
+    Args:
+        by_lane: every model that has a lane, in order; the device thread reads it.
+        by_name: the models that are served.
+        shared: what models have in common.
+        probe: runs a new program on the device thread, from where on it is planned with.
+    """
+
+    def __init__(
+        self,
+        by_lane: MutableSequence[Model],
+        by_name: MutableMapping[str, Model],
+        shared: Shared,
+        probe: Probe,
+    ) -> None:
+        self._by_lane, self._by_name = by_lane, by_name
+        self._shared, self._probe = shared, probe
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+
+    @property
+    def _dispatcher(self) -> Dispatcher:
+        return self._shared.dispatcher
+
+    def stop(self) -> None:
+        """Begin no more buckets: the server ends."""
+        self._stop.set()
+
+    def change(self, servable: Servable, timeout_s: float) -> Model:
+        """Serve this servable under its name from now on; blocks until the old version has let go.
+
+        Args:
+            servable: the new version; its name is one that is served.
+            timeout_s: most seconds to wait for the last request of the old version.
+
+        Returns:
+            The new model.
+
+        Raises:
+            ConfigError: if no model has that name, or the new one takes or returns something else.
+            WarmupError: if a program of it cannot be made; the old version stays.
+            Closed: if the server ended meanwhile.
+            TimeoutError: if the old version still answers; it lets go later.
+        """
+        with self._lock:
+            old = self._by_name.get(servable.name)
+            if old is None:
+                raise ConfigError(
+                    f"a new version has the name of a model that is served, {sorted(self._by_name)}; got "
+                    f"{servable.name!r}: rename it"
+                )
+            new = Model(servable, self._shared)
+            self._by_lane.append(new)
+            self._warm(old, new)
+            self._by_name[new.name] = new
+            old.give_way(new)
+            retired = Retire(old, Future())
+            self._dispatcher.post(retired)
+        retired.done.result(timeout_s)
+        return new
+
+    def _warm(self, old: Model, model: Model) -> None:
+        # Two versions are in memory at once here: a plan for one would be wrong.
+        options, compiler = replace(self._shared.programs, memory_bytes=None), self._shared.compiler
+        try:
+            if prepare([model], options, compiler):
+                warm_up(
+                    model.cache,
+                    model.order,
+                    partial(self._probe, model),
+                    report=model.report,
+                    stop=self._stop,
+                )
+            if model.report.stopped:
+                raise Closed("the server closed before the new version was warm: it is not served")
+            if not model.ready:
+                model.report.require_complete()
+            _require_alike(old, model)
+        except BaseException:
+            model.unload()
+            raise
+
+
+def _require_alike(old: Model, new: Model) -> None:
+    """Who holds a request of the old version may get the answer of the new one."""
+    if old.inputs != new.inputs or old.servable.outputs.treedef != new.servable.outputs.treedef:
+        raise ConfigError(
+            f"a new version takes and returns the same tensors; {new.name!r} {new.version!r} has the inputs "
+            f"{[one.name for one in new.inputs]} and the outputs {new.servable.outputs.treedef}, and "
+            f"{old.version!r} had {[one.name for one in old.inputs]} and {old.servable.outputs.treedef}: "
+            f"serve it under another name"
+        )

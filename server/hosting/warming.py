@@ -1,0 +1,239 @@
+"""The warm-up of a server: every program of every model, in a thread of its own."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+import jax
+
+from ...bucketing import Bucket
+from ...jit_cache import (
+    CompileService,
+    Program,
+    StoredPrograms,
+    WarmupError,
+    WarmupStep,
+    seal_process,
+    unseal_process,
+    warm_up,
+)
+from ...jit_cache.device_memory import trim_heap
+from ..batching.clock import Clock
+from ..batching.device import Probe
+from ..batching.dispatcher import Dispatcher
+from ..errors import NotReady
+from .model import Model
+from .preparing import prepare
+from .programs import Programs
+
+OnProgress = Callable[[str, WarmupStep], None]
+_PROBE_TIMEOUT_S = 300.0
+
+
+class WarmUp:
+    """Warms models: first the covering bucket of each, then the rest.
+
+    Args:
+        models: what to warm.
+        compiler: told when its further work is no warm-up any more.
+        dispatcher: takes the probe runs.
+        clock: source of time.
+        seal: forbid tracing in the whole process once all models are ready and nothing is left to do.
+        on_progress: called with the model's name and each step, in the warm-up thread.
+        stored: remembers how long programs ran, if there is a store.
+        options: budgets, and what is checked before.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[Model],
+        compiler: CompileService,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        *,
+        seal: bool,
+        on_progress: OnProgress | None,
+        stored: StoredPrograms | None = None,
+        options: Programs | None = None,
+    ) -> None:
+        self._options = options if options is not None else Programs()
+        self._models, self._compiler, self._dispatcher, self._clock = models, compiler, dispatcher, clock
+        self._seal, self._sealed = seal, False
+        self._on_progress = on_progress
+        self._stored = stored
+        self._stop = threading.Event()
+        self._changed = threading.Condition()
+        self._begin_s = self._started_s = math.nan
+        self._thread = threading.Thread(target=self._run, name="servax-warmup", daemon=True)
+        self._settled = False
+        self.finished = False
+        self.error: BaseException | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._begin_s, self._started_s = time.monotonic(), self._clock.now()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more buckets, and let `wait` return."""
+        self._stop.set()
+        self._notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end after `stop`, and lift the seal."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        if self._sealed:
+            self._sealed = False
+            unseal_process()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing will change soon: all is warm and sealed, or some of it takes its time."""
+        reports = [model.report for model in self._models]
+        return self.finished or self._settled or not all(one.complete or one.enough for one in reports)
+
+    def wait(self, done: Callable[[], bool], timeout_s: float) -> bool:
+        """Sleep until `done`, asked after each step, or until it can never come true by itself.
+
+        Raises:
+            WarmupError: if a model lost what it needs to get ready, or the warm-up itself broke.
+            NotReady: if the timeout passes first.
+        """
+        until_s = self._clock.now() + timeout_s
+        with self._changed:
+            while not done():
+                if self._stop.is_set():
+                    return False
+                if self.error is not None:
+                    raise WarmupError(f"warm-up ended early: {self.error}") from self.error
+                for model in self._models:
+                    if model.lost:
+                        model.report.require_complete()
+                if self.finished:
+                    return False
+                if self._clock.now() >= until_s:
+                    warm = sum(len(model.report.warm) for model in self._models)
+                    total = sum(model.report.total for model in self._models)
+                    raise NotReady(
+                        f"the server was to be ready within {timeout_s:g} s; {warm} of {total} programs are "
+                        f"warm: wait on, or warm up ahead of time"
+                    )
+                self._clock.wait(self._changed, until_s)
+        return True
+
+    def _run(self) -> None:
+        try:
+            if self._options.policy == "lazy":
+                self._skip()
+                return
+            models = prepare(self._models, self._options, self._compiler)
+            for model in models:
+                self._warm(model, model.order[:1])
+            for model in models:
+                self._warm(model, model.order[1:], self._enough)
+            if self._stored is not None:
+                self._stored.save()
+            if all(model.ready for model in self._models) and not self._stop.is_set():
+                self._settle()
+                self._go_on()
+        except BaseException as error:  # shown by status() and wait_ready(), never lost in the thread
+            self.error = error
+        finally:
+            self.finished = True
+            self._notify()
+
+    def _skip(self) -> None:
+        """Warm nothing: only what the models return is found out, which compiles nothing."""
+        for model in self._models:
+            self._compiler.submit(partial(getattr, model.servable, "outputs")).result()
+            model.report.enough = True
+        self._settle()
+
+    def _settle(self) -> None:
+        """What traces leave behind is dropped, and from now on compiles are background work."""
+        self._compiler.warmed()
+        if self._seal:
+            # The process is ours: its jitted functions are through. Programs stay as they are.
+            jax.clear_caches()
+        trim_heap()
+        if self._seal:
+            self._sealed = True
+            seal_process()
+        self._settled = True
+        self._notify()
+
+    def _go_on(self) -> None:
+        """What a budget of seconds left, while requests are served; a budget of bytes holds for good."""
+        for model in self._models:
+            left = model.report.left(model.order)
+            if left and not self._over_bytes():
+                self._warm(model, left, self._over_bytes)
+        if self._stored is not None:
+            self._stored.save()
+
+    def _enough(self) -> bool:
+        budget_s = self._options.budget_s
+        return self._over_bytes() or (
+            budget_s is not None and self._clock.now() - self._started_s >= budget_s
+        )
+
+    def _over_bytes(self) -> bool:
+        most = self._options.budget_bytes
+        if most is None:
+            return False
+        sizes = [one.facts.code_bytes for model in self._models for one in model.report.warm]
+        return sum(sizes) + max(sizes, default=0) > most
+
+    def _warm(
+        self, model: Model, buckets: Sequence[Bucket], enough: Callable[[], bool] | None = None
+    ) -> None:
+        if self._stop.is_set():
+            model.report.stopped = True
+            return
+        bounded = self._options.budget_s is not None or self._options.budget_bytes is not None
+        warm_up(
+            model.cache,
+            buckets,
+            lambda program: self.probe(model, program),
+            report=model.report,
+            on_step=lambda step: self._stepped(model, step),
+            stop=self._stop,
+            enough=enough if bounded else None,
+        )
+
+    def probe(self, model: Model, program: Program) -> float:
+        """Run a new program on the device thread, from where on it is planned with; seconds of one run.
+
+        Raises:
+            WarmupError: if it does not come back in time; otherwise whatever the run raises.
+        """
+        probe = Probe(model, program, Future())
+        self._dispatcher.post(probe)
+        try:
+            seconds = probe.seconds.result(_PROBE_TIMEOUT_S)
+        except TimeoutError:
+            raise WarmupError(
+                f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
+            ) from None
+        if self._stored is not None:
+            self._stored.measured(model.servable, program.bucket, seconds)
+        return seconds
+
+    def _stepped(self, model: Model, step: WarmupStep) -> None:
+        self._notify()
+        if self._on_progress is not None:
+            report = model.report
+            report.elapsed_s = time.monotonic() - self._begin_s
+            done = len(report.warm) + len(report.failed)
+            self._on_progress(
+                model.name, replace(step, done=done, total=report.total, elapsed_s=report.elapsed_s)
+            )
+
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
