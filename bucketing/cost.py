@@ -23,6 +23,10 @@ _CLIP = 1.5
 _DECAY = 0.1
 # Below this change the published number stays, so that noise does not make every reader rebuild.
 _PUBLISH = 0.03
+# A first run is 10 to 30 % too slow on a CPU, and some are three times so: what nobody runs stays believed
+# dear, for no traffic corrects it. So a bucket is hoped to be cheaper until it ran this often.
+_TRIED = 3
+_HOPE = 0.2
 
 
 def elements_prior(bucket: Bucket) -> float:
@@ -39,7 +43,13 @@ class CostModel:
 
     A larger bucket is never predicted cheaper than one it contains, as long as `prior` is not: an
     unmeasured bucket lies between the measured ones inside it and around it. Unmeasured buckets
-    are scaled by the median of measured / prior.
+    are scaled by the median of measured / prior. Of measured buckets that contradict each other the
+    smaller one is lowered, since a latency is spoilt upwards far more often than downwards.
+
+    Plans are made from `table`, which hopes: a bucket measured fewer than three times counts a fifth
+    less than measured, or as its scaled prior where that is less, and so is run, and corrected, when
+    it is about as good as the best (optimism under uncertainty, as in Auer, Cesa-Bianchi and Fischer
+    2002). A wrong hope costs each bucket two runs; `seconds` never hopes.
 
     Args:
         prior: Seconds guessed for a bucket; it must not fall as sizes rise. None means
@@ -62,6 +72,7 @@ class CostModel:
         self._roofline: dict[Bucket, float] = {}
         self._estimates: dict[Bucket, _Estimate] = {}
         self._published: dict[Bucket, float] = {}
+        self._untried: set[Bucket] = set()
         self._seconds: dict[Bucket, float] = {}
         self._tables: dict[Grid, NDArray[np.float64]] = {}
         self._guesses: dict[Bucket, float] = {}
@@ -75,13 +86,13 @@ class CostModel:
         return known
 
     def table(self, grid: Grid) -> NDArray[np.float64]:
-        """Predicted seconds of `grid.buckets` in order, float64 `(buckets,)`, read-only.
+        """Seconds to plan with of `grid.buckets` in order, float64 `(buckets,)`, read-only; hopeful.
 
         The same array is returned until `version` changes.
         """
         table = self._tables.get(grid)
         if table is None:
-            table = self._tables[grid] = self._predict(grid.buckets)
+            table = self._tables[grid] = self._predict(grid.buckets, hopeful=True)
             table.setflags(write=False)
         return table
 
@@ -100,6 +111,26 @@ class CostModel:
         if published is None or abs(estimate.value - published) > _PUBLISH * published:
             self._published[bucket] = estimate.value
             self._changed()
+        if estimate.runs < _TRIED:
+            self._untried.add(bucket)
+        elif bucket in self._untried:
+            self._untried.remove(bucket)
+            self._changed()
+
+    def restart(self, bucket: Bucket, seconds: float) -> None:
+        """Forget what was learned of a bucket, whose program is another one now, and learn a first run.
+
+        Raises:
+            CostError: as `observe`; nothing changes.
+        """
+        _checked(bucket, seconds, "measured")
+        self._estimates.pop(bucket, None)
+        self._published.pop(bucket, None)
+        self.observe(bucket, seconds)
+
+    def hopes(self, bucket: Bucket) -> bool:
+        """Whether `table` hopes this bucket to be cheaper than it was measured."""
+        return bucket in self._untried
 
     def set_prior(self, bucket: Bucket, *, flops: float | None = None, bytes: float | None = None) -> None:  # noqa: A002
         """Anchor the prior of a bucket to its program's work.
@@ -131,9 +162,19 @@ class CostModel:
         self._seconds.clear()
         self._tables.clear()
 
-    def _predict(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:
+    def _predict(self, buckets: Sequence[Bucket], *, hopeful: bool = False) -> NDArray[np.float64]:
         scale = _ratio(self._published, self._base(tuple(self._published)))
-        return _anchored(buckets, self._published, scale * self._base(buckets))
+        known = self._hoped(scale) if hopeful and self._untried else self._published
+        return _anchored(buckets, known, scale * self._base(buckets))
+
+    def _hoped(self, scale: float) -> dict[Bucket, float]:
+        """What was measured, and what is hoped where it was hardly tried, between those that were tried."""
+        untried = [bucket for bucket in self._published if bucket in self._untried]
+        tried = {bucket: value for bucket, value in self._published.items() if bucket not in self._untried}
+        values = np.array([self._published[bucket] for bucket in untried])
+        hope = np.minimum((1 - _HOPE) * values, scale * self._base(untried))
+        held = np.minimum(values, _anchored(untried, tried, hope))
+        return self._published | dict(zip(untried, held.tolist(), strict=True))
 
     def _base(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:
         scale = _ratio(self._roofline, self._guess(tuple(self._roofline)))
@@ -161,6 +202,9 @@ class _Estimate:
         self.runs += 1
         # The low median, since a latency is spoilt upwards far more often than downwards.
         middle = median_low(self.recent)
+        if self.runs < _WINDOW:  # few, and the first of them a warm-up's
+            self.value = middle
+            return
         low, high = middle / _CLIP, middle * _CLIP
         before = min(max(self.value, low), high)
         rate = max(1 / self.runs, _DECAY)
@@ -172,8 +216,7 @@ def _anchored(
 ) -> NDArray[np.float64]:
     """The anchors where they are known, and between those inside and those around elsewhere.
 
-    An anchor counts as inside itself, so among anchors that contradict each other the larger
-    bucket is raised to the smaller one's time.
+    Among anchors that contradict each other the smaller bucket is lowered to the larger one's time.
     """
     if not anchors or not buckets:
         return fallback
@@ -184,10 +227,10 @@ def _anchored(
     sizes = np.array([bucket.sizes for bucket in buckets])[:, None, :]
     known = np.array([bucket.sizes for bucket in anchors])[None, :, :]
     values = np.fromiter(anchors.values(), float)
-    own = np.array([anchors.get(bucket, guess) for bucket, guess in zip(buckets, fallback, strict=True)])
+    values = np.where((known[0, :, None] <= known).all(-1), values, np.inf).min(axis=1)
     inside = np.where((sizes >= known).all(-1), values, 0.0).max(axis=1)
     around = np.where((sizes <= known).all(-1), values, np.inf).min(axis=1)
-    held: NDArray[np.float64] = np.maximum(inside, np.minimum(own, around))
+    held: NDArray[np.float64] = np.maximum(inside, np.minimum(fallback, around))
     return held
 
 

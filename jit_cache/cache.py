@@ -44,6 +44,11 @@ class ProgramCache:
             raise SealedError(_explain_miss(bucket, list(self._ready)))
         return program
 
+    def install(self, program: Program) -> None:
+        """Have another program run in its bucket from the next batch on."""
+        with self._lock:
+            self._ready[program.bucket] = program
+
     def discard(self, bucket: Bucket) -> None:
         """Let a program go; a batch that runs it still holds it."""
         with self._lock:

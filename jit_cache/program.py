@@ -1,7 +1,7 @@
 """One program: the executable of one servable at one bucket, compiled ahead of time from abstract shapes."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 
 from ..bucketing import Bucket
 from .errors import CompileError, InputError, JitCacheError, SignatureError
+from .fusion import inspect_program
 from .placement import LAUNCH
 from .prune import constants, live_arguments, over_live
 from .servable import Servable
+from .tune import STATIC
 
 # A causal mask or a table of angles of usual size may be a constant; a weight matrix may not.
 CLOSED_OVER_LIMIT_BYTES = 1 << 19
@@ -24,8 +26,8 @@ class ProgramFacts:
 
     Attributes:
         compile_s: seconds of tracing, lowering and compiling.
-        flops: floating-point operations of one call.
-        bytes_accessed: bytes that one call reads and writes.
+        flops: floating-point operations of one call, loops counted as often as they run.
+        bytes_accessed: bytes that one call reads and writes, likewise.
         argument_bytes: bytes of parameters and inputs.
         output_bytes: bytes of the outputs.
         temp_bytes: scratch memory during a call.
@@ -60,9 +62,12 @@ class Program:
         used_leaves: indices of the parameters that the executable takes, rising; None for all.
         used_inputs: names of the inputs that it takes; None for all.
         together: whether it runs on several devices, so that launches of such programs take turns.
+        variant: which variant of the servable it is, see `servax.jit_cache.tune`.
     """
 
-    __slots__ = ("_arguments", "_turn", "bucket", "executable", "facts", "used_inputs", "used_leaves")
+    __slots__ = (
+        *("_arguments", "_turn", "bucket", "executable", "facts", "used_inputs", "used_leaves", "variant"),
+    )
 
     def __init__(
         self,
@@ -74,8 +79,10 @@ class Program:
         used_leaves: Sequence[int] | None = None,
         used_inputs: Sequence[str] | None = None,
         together: bool = False,
+        variant: str = STATIC,
     ) -> None:
         self._turn = LAUNCH if together else None
+        self.variant = variant
         self.bucket = bucket
         self.executable = executable
         self.facts = facts
@@ -96,6 +103,7 @@ class Program:
             used_leaves=self.used_leaves,
             used_inputs=self.used_inputs,
             together=self._turn is not None,
+            variant=self.variant,
         )
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> list[jax.Array]:
@@ -171,19 +179,6 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
 
 def build(servable: Servable, bucket: Bucket) -> Built:
     """Trace, lower and compile; raises as `compile_program` does."""
-    try:
-        return _compile(servable, bucket)
-    except JitCacheError:
-        raise
-    except Exception as error:
-        first_line = (str(error).strip() or "no message").split("\n", 1)[0]
-        raise CompileError(
-            f"model {servable.name!r} must compile at every bucket of its grid; bucket {bucket} failed with "
-            f"{type(error).__name__}: {first_line}"
-        ) from error
-
-
-def _compile(servable: Servable, bucket: Bucket) -> Built:
     structure: list[Any] = []
 
     def flat(leaves: Sequence[Any], inputs: Mapping[str, Any]) -> list[Any]:
@@ -192,10 +187,55 @@ def _compile(servable: Servable, bucket: Bucket) -> Built:
         structure.append(treedef)
         return outputs
 
-    leaves, inputs = servable.traced_leaves(), servable.traced_inputs(bucket)
+    def check(shapes: Sequence[Any]) -> None:
+        servable.outputs.check_program(shapes, structure[-1], bucket.rows, bucket.item_sizes)
+
+    return build_flat(servable, flat, servable.traced_inputs(bucket), check, where=f"bucket {bucket}")
+
+
+def build_flat(
+    servable: Servable,
+    flat: Callable[[Sequence[Any], Mapping[str, Any]], list[Any]],
+    inputs: Mapping[str, jax.ShapeDtypeStruct],
+    check: Callable[[Sequence[Any]], None] | None = None,
+    *,
+    where: str,
+) -> Built:
+    """Trace, lower and compile a function of a servable's parameters and some inputs.
+
+    Args:
+        servable: whose parameters it takes.
+        flat: ``(leaves, inputs by name) -> list of arrays``.
+        inputs: shape and dtype of each input.
+        check: told the outputs' shapes once it is traced, before it is compiled; may raise.
+        where: names the program in errors.
+
+    Raises:
+        CompileError, OutputError, SignatureError: as `compile_program`.
+    """
+    try:
+        return _compile(servable, flat, inputs, check)
+    except JitCacheError:
+        raise
+    except Exception as error:
+        first_line = (str(error).strip() or "no message").split("\n", 1)[0]
+        raise CompileError(
+            f"model {servable.name!r} must compile at every bucket of its grid; {where} failed with "
+            f"{type(error).__name__}: {first_line}"
+        ) from error
+
+
+def _compile(
+    servable: Servable,
+    flat: Callable[..., list[Any]],
+    inputs: Mapping[str, Any],
+    check: Callable[[Sequence[Any]], None] | None,
+) -> Built:
+    leaves = servable.traced_leaves()
     traced = jax.jit(flat).trace(leaves, inputs)
     _refuse_closed_over(servable, constants(traced.jaxpr))
-    servable.outputs.check_program(traced.out_info, structure[-1], bucket.rows, bucket.item_sizes)
+    if check is not None:
+        check(traced.out_info)
     live = live_arguments(traced.jaxpr)
     count = len(leaves)
     used_leaves = [index for index in range(count) if live[index]]
@@ -229,10 +269,12 @@ def facts_of(executable: Any, compile_s: float) -> ProgramFacts:
     if isinstance(cost, list):
         cost = cost[0] if cost else {}
     memory = executable.memory_analysis()
+    # The compiler's own count takes the body of a loop once: of 6 scanned layers it sees one.
+    work = inspect_program(executable)
     return ProgramFacts(
         compile_s=compile_s,
-        flops=float(cost.get("flops", 0.0)),
-        bytes_accessed=float(cost.get("bytes accessed", 0.0)),
+        flops=max(float(cost.get("flops", 0.0)), work.flops),
+        bytes_accessed=max(float(cost.get("bytes accessed", 0.0)), work.bytes_accessed),
         argument_bytes=int(getattr(memory, "argument_size_in_bytes", 0)),
         output_bytes=int(getattr(memory, "output_size_in_bytes", 0)),
         temp_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),

@@ -1,5 +1,6 @@
 """A servable: a pure function, its parameters, what it takes and the grid of buckets it runs in."""
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from .infer import infer_outputs
 from .outputs import Outputs
 from .placement import Placement
 from .signature import BATCH, Signature
+from .tune import STATIC, SWITCHED, TUNED
 
 DEFAULT_MAX_ROWS = 32
 
@@ -44,6 +46,11 @@ class Servable:
         allow_nonfinite: whether NaN and infinity may pass in float inputs.
         placement: several devices and how parameters and inputs are split over them; None for the default
             device.
+        sizes: how a bucket becomes a program: ``static`` (one of its own), ``switched`` (all buckets are
+            cases of one program, so that one call may run several) or ``tuned`` (both are made, and each
+            bucket keeps the faster).
+        variants: other functions of the same signature that give the same answers, by name; each bucket
+            keeps the one that runs fastest in it. Warm-up makes and times each.
 
     Raises:
         SignatureError: if the declarations cannot be kept.
@@ -65,6 +72,8 @@ class Servable:
         version: str = "1",
         allow_nonfinite: bool = False,
         placement: Placement | None = None,
+        sizes: str = STATIC,
+        variants: Mapping[str, Callable[..., Any]] | None = None,
     ) -> None:
         if grid is not None and (scheme is not None or max_elements is not None):
             raise SignatureError("a grid is given, or made of scheme and max_elements; got both: drop one")
@@ -79,7 +88,12 @@ class Servable:
         self.placement = placement
         self._shardings = None if placement is None else placement.of_params(self.abstract_params)
         self._declared_outputs = outputs
-        _check_call(apply, [None] if self._has_params else [], inputs)
+        self._made: dict[str, Servable] = {}
+        self.variant = STATIC
+        self._variants = dict(variants or {})
+        self.variants = _variant_names(sizes, self._variants, placement)
+        for function in (apply, *self._variants.values()):
+            _check_call(function, [None] if self._has_params else [], inputs)
         self.limits = _limits(self.signature.axes, limits or {}, grid)
         self.grid = (
             grid if grid is not None else _make_grid(self.signature.axes, self.limits, scheme, max_elements)
@@ -106,6 +120,29 @@ class Servable:
         if not self._has_params:
             return self.apply(**inputs)
         return self.apply(jax.tree.unflatten(self._treedef, leaves), **inputs)
+
+    def as_variant(self, name: str) -> "Servable":
+        """The servable with another of its functions; outputs stay those of the first, which it must keep.
+
+        Args:
+            name: one of `variants`, but for ``switched``, which is no function.
+
+        Raises:
+            SignatureError: if it has no function of that name.
+        """
+        if name == self.variant:
+            return self
+        if name not in self._variants:
+            raise SignatureError(
+                f"model {self.name!r} has the functions {[STATIC, *self._variants]}; got {name!r}: declare "
+                f"it in variants"
+            )
+        made = self._made.get(name)
+        if made is None:
+            _ = self.outputs
+            made = self._made[name] = copy.copy(self)
+            made.apply, made.variant, made._made = self._variants[name], name, {}
+        return made
 
     @property
     def weights_bytes(self) -> int:
@@ -200,6 +237,17 @@ def from_nnx(module: Any, **options: Any) -> Servable:
         return nnx.merge(graphdef, params)(**inputs)
 
     return Servable(apply, state, **options)
+
+
+def _variant_names(sizes: str, functions: Mapping[str, Any], placement: Placement | None) -> tuple[str, ...]:
+    known = {STATIC: (STATIC,), SWITCHED: (SWITCHED,), TUNED: (STATIC, SWITCHED)}
+    if sizes not in known:
+        raise SignatureError(f"sizes are one of {list(known)}; got {sizes!r}: leave it out for {STATIC!r}")
+    if sizes != STATIC and placement is not None:
+        raise SignatureError(f"sizes are {STATIC!r} on several devices; got {sizes!r}: leave it out")
+    if taken := sorted({STATIC, SWITCHED} & functions.keys()):
+        raise SignatureError(f"variants have names of their own; {taken} are taken: choose others")
+    return (*known[sizes], *functions)
 
 
 def _check_call(function: Callable[..., Any], positional: Sequence[Any], names: Iterable[str]) -> None:

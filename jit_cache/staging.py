@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..bucketing import Bucket, fill_lengths, fill_mask, pad_rows
-from .signature import Made, Signature
+from .signature import Signature
 
 
 class Staging:
@@ -16,18 +16,30 @@ class Staging:
 
     Not thread-safe: it belongs to the thread that launches. The arrays must not be filled again before the
     program that reads them has finished, since a CPU device reads them in place.
+
+    Args:
+        signature: what the inputs are.
+        bucket: at which sizes.
+        arrays: buffers of those shapes to write into; made here if None.
     """
 
-    def __init__(self, signature: Signature, bucket: Bucket) -> None:
+    def __init__(
+        self, signature: Signature, bucket: Bucket, arrays: Mapping[str, np.ndarray] | None = None
+    ) -> None:
         self._signature = signature
-        sizes = dict(zip(bucket.axes, bucket.sizes, strict=True))
         self._axis_index = {axis: index for index, axis in enumerate(signature.axes)}
-        self.arrays: dict[str, np.ndarray] = {}
-        for one in signature.everything:
-            shape = signature.shape_of(one, sizes)
-            self.arrays[one.name] = np.zeros(shape, one.dtype)
-            if isinstance(one, Made) and one.kind == "positions":
-                self.arrays[one.name][...] = np.arange(shape[1], dtype=np.int32)
+        if arrays is None:
+            arrays = {
+                name: np.zeros(one.shape, one.dtype) for name, one in signature.abstract_at(bucket).items()
+            }
+        self.arrays: dict[str, np.ndarray] = dict(arrays)
+        self.lay_positions()
+
+    def lay_positions(self) -> None:
+        """Write what depends on the bucket alone; again only if others write into the same buffers."""
+        for made in self._signature.made:
+            if made.kind == "positions":
+                self.arrays[made.name][...] = np.arange(self.arrays[made.name].shape[1], dtype=np.int32)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,7 @@
 """Programs through the store: loaded where they are known, compiled and kept where they are not."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,7 +12,10 @@ from ..bucketing import Bucket
 from .errors import FingerprintError
 from .program import Built, Program, ProgramFacts, build, compile_program, facts_of
 from .servable import Servable
+from .step_program import SteppedProgram, compile_stepped
+from .stepped import Layout, StepPlan, build_stepped
 from .store import STORE, Fingerprint, Fingerprinter, Store, load_or_compile
+from .store.load import Loaded
 
 _log = logging.getLogger(__name__)
 _USED_LEAVES, _USED_INPUTS = "used_leaves", "used_inputs"
@@ -31,6 +34,9 @@ class StoredPrograms:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._makers: WeakKeyDictionary[Servable, Fingerprinter | None] = WeakKeyDictionary()
+        self._stepped_keys: WeakKeyDictionary[Servable, dict[StepPlan, Fingerprint | None]] = (
+            WeakKeyDictionary()
+        )
         self._keys: WeakKeyDictionary[Servable, dict[Bucket, Fingerprint]] = WeakKeyDictionary()
 
     def fingerprint(self, servable: Servable, bucket: Bucket) -> Fingerprint | None:
@@ -75,10 +81,47 @@ class StoredPrograms:
         key = self.fingerprint(servable, bucket)
         if key is None:
             return compile_program(servable, bucket, leaves)
+        loaded, facts = self._load(servable, key, lambda: build(servable, bucket))
+        return Program(
+            bucket,
+            loaded.executable,
+            leaves,
+            facts,
+            used_leaves=loaded.facts[_USED_LEAVES],
+            used_inputs=loaded.facts[_USED_INPUTS],
+            together=servable.placement is not None,
+            variant=servable.variant,
+        )
+
+    def stepped(self, servable: Servable, plan: StepPlan, leaves: Sequence[jax.Array]) -> SteppedProgram:
+        """Load or compile a stepped program.
+
+        Raises:
+            CompileError, OutputError, SignatureError: as `compile_stepped`.
+        """
+        key = self._stepped_key(servable, plan)
+        if key is None:
+            return compile_stepped(servable, plan, leaves)
+        self.store.pin([key])
+        loaded, facts = self._load(servable, key, lambda: build_stepped(servable, plan))
+        run_s = {case: self.timed(servable, case, plan) for case in plan.cases}
+        return SteppedProgram(
+            Layout(servable, plan),
+            loaded.executable,
+            leaves,
+            facts,
+            used_leaves=loaded.facts[_USED_LEAVES],
+            used_inputs=loaded.facts[_USED_INPUTS],
+            run_s={case: seconds for case, seconds in run_s.items() if seconds is not None},
+        )
+
+    def _load(
+        self, servable: Servable, key: Fingerprint, make: Callable[[], Built]
+    ) -> tuple[Loaded, ProgramFacts]:
         built: list[Built] = []
 
         def compile_now() -> Any:
-            built.append(build(servable, bucket))
+            built.append(make())
             return built[-1].executable
 
         def facts(executable: Any) -> Mapping[str, Any]:
@@ -95,27 +138,58 @@ class StoredPrograms:
         known = {
             name: loaded.facts[name] for name in ProgramFacts.__dataclass_fields__ if name in loaded.facts
         }
-        return Program(
-            bucket,
-            loaded.executable,
-            leaves,
-            replace(
-                ProgramFacts(**known),
-                source=loaded.source,
-                ready_s=loaded.seconds,
-                # A fresh executable is measured afresh, whatever one like it took before.
-                run_s=self.store.timings.get(key.digest) if loaded.source == STORE else None,
-            ),
-            used_leaves=loaded.facts[_USED_LEAVES],
-            used_inputs=loaded.facts[_USED_INPUTS],
-            together=servable.placement is not None,
+        return loaded, replace(
+            ProgramFacts(**known),
+            source=loaded.source,
+            ready_s=loaded.seconds,
+            # A fresh executable is measured afresh, whatever one like it took before.
+            run_s=self.store.timings.get(key.digest) if loaded.source == STORE else None,
         )
 
-    def measured(self, servable: Servable, bucket: Bucket, run_s: float) -> None:
-        """Remember how long a program runs, for starts to come; `save` writes it down."""
-        key = self.fingerprint(servable, bucket)
-        if key is not None:
-            self.store.timings.set(key.digest, run_s)
+    def measured(
+        self, servable: Servable, bucket: Bucket, run_s: float, plan: StepPlan | None = None
+    ) -> None:
+        """Remember how long a program runs, for starts to come; `save` writes it down.
+
+        Args:
+            servable: whose; with its function, if it has several.
+            bucket: where.
+            run_s: seconds of one run.
+            plan: of the stepped program of which the bucket is a case; None for a program of its own.
+        """
+        digest = self._timed_as(servable, bucket, plan)
+        if digest is not None:
+            self.store.timings.set(digest, run_s)
+
+    def timed(self, servable: Servable, bucket: Bucket, plan: StepPlan | None = None) -> float | None:
+        """Seconds of one run, if an earlier start measured them; compile thread."""
+        digest = self._timed_as(servable, bucket, plan)
+        return None if digest is None else self.store.timings.get(digest)
+
+    def _timed_as(self, servable: Servable, bucket: Bucket, plan: StepPlan | None) -> str | None:
+        if plan is None:
+            key = self.fingerprint(servable, bucket)
+            return None if key is None else key.digest
+        key = self._stepped_key(servable, plan)
+        return None if key is None else f"{key.digest}:{plan.index[bucket]}"
+
+    def _stepped_key(self, servable: Servable, plan: StepPlan) -> Fingerprint | None:
+        keys = self._stepped_keys.setdefault(servable, {})
+        if plan not in keys:
+            covering = max(plan.cases, key=lambda case: case.elements)
+            self.fingerprint(servable, covering)
+            maker = self._makers[servable]
+            keys[plan] = (
+                None
+                if maker is None
+                else maker.at(
+                    Layout(servable, plan).abstract(),
+                    bucket=dict(zip(covering.axes, covering.sizes, strict=True)),
+                    outputs=servable.declared_outputs,
+                    variant=plan.described(),
+                )
+            )
+        return keys[plan]
 
     def save(self) -> None:
         """Write down what was measured; at the end of a warm-up, from any thread."""

@@ -50,7 +50,8 @@ class Timings:
             if not self._news:
                 return True
             merged = _read(self._path) | self._news
-            kept = {digest: value for digest, value in merged.items() if digest in known}
+            # A case of a stepped program is named by the program's digest and its number.
+            kept = {digest: value for digest, value in merged.items() if digest.partition(":")[0] in known}
             draft = self._path.with_name(f".tmp-timings-{secrets.token_hex(8)}")
             try:
                 draft.write_text(json.dumps(kept))

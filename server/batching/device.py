@@ -15,19 +15,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...bucketing import Bucket, Grid
-from ...jit_cache import REQUEST, OutputError, Program, SealedError, compile_log
-from ..errors import ConfigError, ModelError, Unavailable
+from ...bucketing import Grid
+from ...jit_cache import REQUEST, Program, compile_log
+from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
 from .batch import Batch, BatchRecord, nan_error, nan_rows
+from .batcher import Launch
 from .clock import Clock
-from .dispatcher import Dispatcher, Work
+from .dispatcher import Dispatcher, Job, Work
+from .faults import FaultPolicy
+from .recovery import Recovery
 from .request import Row
+from .work import Trial
 
 __all__ = ["BatchRecord", "DeviceLoop", "Probe"]
 
 _log = logging.getLogger(__name__)
 _SHORT_RUN_S = 0.05
+# A call costs some 0.2 ms of host work: within 10 ms of steps that is no matter, and nobody waits for long.
+_JOIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +41,19 @@ class Probe:
     """A warm-up run of one program through the same path as requests, on padding only.
 
     The run time of a program that came from the store is known from an earlier start.
+
+    Attributes:
+        model: whose.
+        program: what is run.
+        seconds: how long that took.
+        purpose: ``open`` has the model plan with the bucket from now on, ``replace`` has it run this program
+            instead of the one it runs there, ``trial`` changes nothing.
     """
 
     model: Model
     program: Program
     seconds: "Future[float]"
+    purpose: str = "open"
 
     def fail(self, error: Exception) -> None:
         """It will not be run."""
@@ -80,6 +94,10 @@ class DeviceLoop:
         clock: source of time.
         depth: batches in flight; 2 hides launch costs on accelerators, 1 batches best on a CPU.
         on_batch: told of each batch that gave answers, in the device thread; must not block.
+
+    Attributes:
+        on_landed: told of each such batch, when it began and how many seconds it took, before its callers
+            are; must not raise. None tells nobody.
     """
 
     def __init__(
@@ -90,14 +108,20 @@ class DeviceLoop:
         *,
         depth: int,
         on_batch: Callable[[BatchRecord], None] | None = None,
+        faults: FaultPolicy | None = None,
     ) -> None:
         if depth < 1:
             raise ConfigError(f"depth is at least 1 batch in flight; got {depth}: leave it out")
         self._dispatcher, self._models, self._clock = dispatcher, models, clock
         self._depth = depth
         self._on_batch = on_batch
+        self.on_landed: Callable[[Batch, float, float], None] | None = None
         self._flying: deque[Batch] = deque()
         self._retiring: list[Retire] = []
+        self._held: Work | Job | None = None
+        self._free_s = -math.inf
+        policy = faults if faults is not None else FaultPolicy()
+        self.recovery = Recovery(dispatcher, clock, policy, self._report)
         self._thread = threading.Thread(target=self._run, name="servax-device", daemon=True)
         self.failure: BaseException | None = None
 
@@ -128,22 +152,27 @@ class DeviceLoop:
                 pass
         except BaseException as error:  # a bug of ours: health must show it, callers must not hang
             self.failure = error
+            if self._held is not None and not isinstance(self._held, Work):
+                self._held.fail(_unavailable(error))
             _log.critical("the device thread ended", exc_info=error)
             self._dispatcher.close(functools.partial(_unavailable, error))
 
     def _turn(self) -> bool:
         """One step: launch something, or finish the oldest batch, or end."""
-        work = None
-        if len(self._flying) < self._depth:
+        work, self._held = self._held, None
+        if work is None and self._in_flight < self._depth:
             work = self._dispatcher.take(block=not self._flying)
         if isinstance(work, Work):
-            self._launch(self._models[work.lane], work.launch.bucket, work.launch.rows, work.launch.reason)
+            self._launch(self._models[work.lane], self._joined(work))
         elif isinstance(work, Probe):
             self._probe(work)
         elif isinstance(work, Swap):
             self._swap(work)
         elif isinstance(work, Retire):
             self._retiring.append(work)
+            self._dispatcher.finish((), ())
+        elif isinstance(work, Trial):
+            self.recovery.try_device()
             self._dispatcher.finish((), ())
         elif self._flying:
             self._finish(self._flying.popleft())
@@ -162,28 +191,58 @@ class DeviceLoop:
                 job.model.unload()
                 job.done.set_result(None)
 
-    def _launch(self, model: Model, bucket: Bucket, rows: Sequence[Row], reason: str) -> None:
+    @property
+    def _in_flight(self) -> int:
+        """Calls that are in flight; batches that share one count once."""
+        return sum(batch.last for batch in self._flying)
+
+    def _joined(self, work: Work) -> list[Launch]:
+        """A launch with those that may share its call: the next ones, as long as they are short."""
+        launches = [work.launch]
+        model = self._models[work.lane]
+        left_s = _JOIN_S - model.cost.seconds(work.launch.bucket)
+        for _ in range(model.most_steps(work.launch.bucket) - 1):
+            if left_s <= 0:
+                break
+            more = self._held = self._dispatcher.take(block=False)
+            if not (isinstance(more, Work) and more.lane == work.lane):
+                break
+            if model.most_steps(more.launch.bucket) < 2:
+                break
+            launches.append(more.launch)
+            self._held = None
+            left_s -= model.cost.seconds(more.launch.bucket)
+        return launches
+
+    def _launch(self, model: Model, launches: Sequence[Launch]) -> None:
+        now_s = self._clock.now()
         try:
-            batch = Batch(model, bucket, rows, reason, self._clock.now())
+            batches = Batch.together(model, launches, now_s)
         except Exception as error:
-            self._isolate(model, bucket, rows, reason, error)
-        else:
-            self._flying.append(batch)
-            if not model.keeper.residency.complete:
+            for one in launches:
+                self.recovery.recover(model, one.bucket, one.rows, one.reason, error)
+            return
+        self._flying.extend(batches)
+        if not model.keeper.residency.complete:
+            for one in launches:
                 model.keeper.launched(
-                    len(rows), tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
+                    len(one.rows), tuple(map(max, zip(*[row.sizes for row in one.rows], strict=True)))
                 )
 
     def _finish(self, batch: Batch) -> None:
         try:
             outputs = batch.fetch()
         except Exception as error:
-            self._isolate(batch.model, batch.bucket, batch.rows, batch.reason, error)
+            self._free_s = self._clock.now()
+            self.recovery.recover(batch.model, batch.bucket, batch.rows, batch.reason, error)
         else:
             self._report(batch, outputs)
 
     def _report(self, batch: Batch, outputs: list[list[np.ndarray]]) -> None:
-        seconds = self._clock.now() - batch.launched_s
+        begin_s, seconds = batch.span(self._clock.now())
+        self._dispatcher.device_worked()
+        if self.on_landed is not None:
+            self.on_landed(batch, begin_s, seconds)
         rows: Sequence[Row] = batch.rows
         if batch.model.checks_outputs and (bad := nan_rows(outputs)):
             self._dispatcher.fail([rows[place] for place in sorted(bad)], functools.partial(nan_error, batch))
@@ -192,48 +251,22 @@ class DeviceLoop:
         self._dispatcher.finish(rows, outputs)
         if batch.model.traffic is not None:
             batch.model.traffic.add([row.sizes for row in batch.rows], batch.launched_s)
-        if self._depth == 1 and seconds > 0:
-            # With several in flight the time includes the batch before: no measurement of this bucket.
-            batch.model.cost.observe(batch.bucket, seconds)
+        alone_s = seconds - max(0.0, self._free_s - begin_s)
+        self._free_s = begin_s + seconds
+        if alone_s > 0:
+            # With several in flight the device had the batch before to do first.
+            batch.model.cost.observe(batch.bucket, alone_s)
         if self._on_batch is not None:
             try:
                 self._on_batch(batch.record(seconds))
             except Exception:  # somebody else's code; it may cost a number, but not the loop
                 _log.exception("on_batch failed")
 
-    def _isolate(
-        self, model: Model, bucket: Bucket, rows: Sequence[Row], reason: str, error: Exception
-    ) -> None:
-        """Find the rows that fail by halving; the others get their answers.
-
-        Halves run in the smallest bucket that holds them, so that one too large for the memory is left too.
-        One culprit among n rows costs 2 log2(n) more runs; the budget of twice that, and of two for each half
-        that works, ends the search when much more is wrong than single rows.
-        """
-        budget = 4 * math.ceil(math.log2(max(2, len(rows))))
-        todo: deque[tuple[Sequence[Row], Exception]] = deque([(rows, error)])
-        while todo:
-            group, cause = todo.popleft()
-            if len(group) == 1 or budget < 2 or isinstance(cause, OutputError | SealedError):
-                self._dispatcher.fail(group, functools.partial(_model_error, model, bucket, cause))
-                continue
-            budget -= 2
-            middle = len(group) // 2
-            for half in (group[:middle], group[middle:]):
-                try:
-                    batch = Batch(model, model.smallest(bucket, half), half, reason, self._clock.now())
-                    outputs = batch.fetch()
-                except Exception as failure:
-                    todo.append((half, failure))
-                else:
-                    self._report(batch, outputs)
-                    budget += 2  # a half that works is worth going on for: the culprits are few
-
     def _probe(self, probe: Probe) -> None:
         """Time a new program on padding; a short run twice, since the first pays for setting buffers up."""
         while self._flying:  # or their time would be counted as the program's
             self._finish(self._flying.popleft())
-        known_s = probe.program.facts.run_s
+        known_s = probe.program.facts.run_s if probe.purpose == "open" else None
         try:
             # Known from an earlier start: a short program runs once, so that no request is its first; one
             # that takes long hides what a first run costs.
@@ -243,7 +276,10 @@ class DeviceLoop:
                     seconds = self._time(probe)
             if known_s is not None:
                 seconds = known_s
-            probe.model.opened(probe.program.bucket, seconds)
+            if probe.purpose == "open":
+                probe.model.opened(probe.program.bucket, seconds)
+            elif probe.purpose == "replace":
+                probe.model.replace_program(probe.program, seconds)
         except Exception as error:  # the warm-up thread reports it under the bucket's name
             probe.fail(error)
         else:
@@ -265,15 +301,8 @@ class DeviceLoop:
 
     def _time(self, probe: Probe) -> float:
         begin_s = self._clock.now()
-        Batch(probe.model, probe.program.bucket, (), "probe", begin_s).fetch()
+        Batch(probe.model, probe.program.bucket, (), "probe", begin_s, program=probe.program).fetch()
         return self._clock.now() - begin_s
-
-
-def _model_error(model: Model, bucket: Bucket, cause: Exception) -> ModelError:
-    first_line = (str(cause).strip() or type(cause).__name__).split("\n", 1)[0]
-    error = ModelError(f"model {model.name!r} failed on this request in bucket {bucket}: {first_line}")
-    error.__cause__ = cause
-    return error
 
 
 def _unavailable(cause: BaseException) -> Unavailable:

@@ -1,12 +1,12 @@
 """What a model does about its programs beyond making them: what stays, what comes back, the memory plan."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...bucketing import Bucket
+from ...bucketing import Bucket, CostModel
 from ...jit_cache import JitCacheError, Program
 from ...jit_cache.device_memory import HOST_SLACK_BYTES
 from ...jit_cache.hlo_scratch import library_scratch
@@ -33,14 +33,12 @@ class Keeper:
 
     Attributes:
         residency: the books of what is in memory; device thread only.
-        planned: programs that were compiled for the memory plan and wait for the weights; compile thread.
         plan: the memory plan, if one was made.
     """
 
     def __init__(self, model: "Model", options: Programs, dispatcher: Dispatcher) -> None:
         self._model, self._options, self._dispatcher = model, options, dispatcher
         self.residency = Residency(model.servable.grid, model.order[:1], options.cache_bytes)
-        self.planned: dict[Bucket, Program] = {}
         self.plan: MemoryPlan | None = None
         self._asked: set[Bucket] = set()
 
@@ -113,12 +111,7 @@ class Keeper:
 
     def make_early(self, bucket: Bucket, leaves: Sequence[Any]) -> Program:
         """A program before the weights are on the device; the warm-up takes it over."""
-        if bucket in self.planned:
-            return self.planned[bucket]
-        program = self._model.compile_program(self._model.servable, bucket, leaves)
-        if bucket in self._model.order:
-            self.planned[bucket] = program
-        return program
+        return self._model.maker.early(bucket, leaves, keep=bucket in self._model.order)
 
     def make_plan(self, budget_bytes: int) -> MemoryPlan:
         """Compile every program without weights, and choose those that fit; nothing is allocated.
@@ -130,26 +123,36 @@ class Keeper:
         """
         model = self._model
         servable = model.servable
+        planned: dict[Bucket, Program] = {}
         for bucket in model.order:
             try:
-                self.make_early(bucket, servable.abstract_leaves)
+                planned[bucket] = self.make_early(bucket, servable.abstract_leaves)
             except Exception as error:  # named again, under its bucket, when it is warmed
                 _log.debug("%s: bucket %s is not in the plan: %s", model.name, bucket, error)
         shapes = (self._options.shapes or {}).get(servable.name, ())
         on_cpu = servable.platform == "cpu"
         plan = self.plan = plan_memory(
-            {bucket: program.facts for bucket, program in self.planned.items()},
+            {bucket: program.facts for bucket, program in planned.items()},
             weights_bytes=servable.weights_bytes,
             budget_bytes=budget_bytes,
-            staging_bytes=staging_bytes(servable, self.planned),
-            scratch_bytes={one: _scratch(program) for one, program in self.planned.items()},
+            staging_bytes=staging_bytes(servable, planned),
+            scratch_bytes={one: _scratch(program) for one, program in planned.items()},
             slack_bytes=HOST_SLACK_BYTES if on_cpu else 0,
-            values=saved_by_bucket(servable.grid, shapes) if shapes else None,
+            values=saved_by_bucket(servable.grid, shapes, _guessed_s(planned)) if shapes else None,
         )
         for bucket in plan.dropped:
-            del self.planned[bucket]
+            model.maker.drop_early(bucket)
         model.narrow([bucket for bucket in model.order if bucket not in plan.dropped])
         return plan
+
+
+def _guessed_s(programs: Mapping[Bucket, Program]) -> Callable[[Bucket], float]:
+    """Seconds of each bucket from the work of its program, before anything ran."""
+    cost = CostModel()
+    for bucket, program in programs.items():
+        if program.facts.flops > 0:
+            cost.set_prior(bucket, flops=program.facts.flops, bytes=program.facts.bytes_accessed)
+    return cost.seconds
 
 
 def _scratch(program: Program) -> int:

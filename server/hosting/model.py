@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import jax
 import numpy as np
 
 from ...bucketing import Bucket, CostModel, Grid, Planner
@@ -20,11 +19,13 @@ from ...jit_cache import (
     warmup_order,
 )
 from ...jit_cache.schedule import value_order
+from ...jit_cache.step_program import CaseProgram, StepStaging
 from ..batching.batcher import Batcher
 from ..batching.request import DEFAULT_PRIORITY, Request, Row
 from ..errors import Closed, NotReady
 from .door import Door, Rows, allowed_s, check_call
 from .keeping import Keeper
+from .maker import Maker
 from .refit import Traffic
 from .shared import Shared
 
@@ -47,7 +48,8 @@ class Model:
         shapes = (shared.programs.shapes or {}).get(servable.name, ())
         self.order = value_order(servable.grid, shapes) if shapes else warmup_order(servable.grid)
         self.report = WarmupReport(len(self.order))
-        self.cache = ProgramCache(self._compile, shared.compiler)
+        self.maker = Maker(servable, shared.compile_program)
+        self.cache = ProgramCache(self.maker, shared.compiler)
         self._door: Door | None = Door(servable)
         self.checks_outputs = shared.programs.check_outputs
         self.keeper = Keeper(self, shared.programs, shared.dispatcher)
@@ -56,10 +58,8 @@ class Model:
         self._ready = False
         self._successor: Model | None = None
         self._dispatcher, self._clock, self._sinks = shared.dispatcher, shared.clock, shared.sinks
-        self.compile_program = shared.compile_program
-        self._leaves: Sequence[jax.Array] | None = None
         self._opened: list[Bucket] = []
-        self._staging: dict[Bucket, list[Staging]] = {}
+        self._staging: dict[object, list[Staging | StepStaging]] = {}
         self.traffic: Traffic | None = None
 
     def __repr__(self) -> str:
@@ -134,8 +134,8 @@ class Model:
         self.batcher.planner = None
         for bucket in self._opened:
             self._let_go(bucket)
-        self._opened, self._leaves = [], None
-        self.keeper.planned.clear()
+        self._opened = []
+        self.maker.release()
         self._servable = self._door = None
 
     # -- the door -----------------------------------------------------------------------------------
@@ -234,17 +234,11 @@ class Model:
 
     # -- programs: compile thread and device thread --------------------------------------------------
 
-    def _compile(self, bucket: Bucket) -> Program:
-        if self._leaves is None:
-            self._leaves = self.servable.place()
-        _ = self.servable.outputs  # inferred here, where tracing is allowed
-        planned = self.keeper.planned.pop(bucket, None)
-        if planned is not None:
-            return planned.with_leaves(self._leaves)
-        return self.compile_program(self.servable, bucket, self._leaves)
-
     def opened(self, bucket: Bucket, run_s: float) -> None:
         """A program is warm and was timed: from now on it is planned with; device thread only."""
+        program = self.cache.get(bucket)
+        if program.facts.flops > 0 and not isinstance(program, CaseProgram):
+            self.cost.set_prior(bucket, flops=program.facts.flops, bytes=program.facts.bytes_accessed)
         if run_s > 0:  # a manual clock measures nothing
             self.cost.observe(bucket, run_s)
         if bucket not in self._opened:  # the warm-up and a request may have asked for it both
@@ -254,6 +248,11 @@ class Model:
             self._let_go(victim)
         grid = Grid(self.servable.grid.axes, self._opened)
         self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+
+    def replace_program(self, program: Program, run_s: float) -> None:
+        """Run a bucket by another of its variants from the next batch on; device thread."""
+        self.cost.restart(program.bucket, run_s)
+        self.cache.install(program)
 
     def narrow(self, order: list[Bucket]) -> None:
         """Warm up these buckets only, the covering one first; before the warm-up begins."""
@@ -294,11 +293,25 @@ class Model:
         largest = tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
         return self.batcher.planner.grid.smallest(len(rows), largest)
 
-    def borrow_staging(self, bucket: Bucket) -> Staging:
-        """A staging set of the bucket that no batch in flight uses; device thread only."""
-        free = self._staging.setdefault(bucket, [])
-        return free.pop() if free else Staging(self.servable.signature, bucket)
+    def most_steps(self, bucket: Bucket) -> int:
+        """How many batches may share the call of this bucket's program; device thread only."""
+        program = self.cache.get(bucket)
+        return program.stepped.layout.plan.steps if isinstance(program, CaseProgram) else 1
 
-    def return_staging(self, bucket: Bucket, staging: Staging) -> None:
+    def borrow_staging(self, program: Program) -> Staging | StepStaging:
+        """A staging set for a program that no batch in flight uses; device thread only."""
+        free = self._staging.setdefault(_staged_as(program), [])
+        if free:
+            return free.pop()
+        if isinstance(program, CaseProgram):
+            return StepStaging(self.servable.signature, program.stepped.layout)
+        return Staging(self.servable.signature, program.bucket)
+
+    def return_staging(self, program: Program, staging: Staging | StepStaging) -> None:
         """Give a set back once its batch has ended; device thread only."""
-        self._staging[bucket].append(staging)
+        self._staging.setdefault(_staged_as(program), []).append(staging)
+
+
+def _staged_as(program: Program) -> object:
+    """Cases of one stepped program share their buffers."""
+    return program.stepped if isinstance(program, CaseProgram) else program.bucket

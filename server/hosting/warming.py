@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-import jax
-
 from ...bucketing import Bucket
 from ...jit_cache import (
     CompileService,
@@ -17,18 +15,18 @@ from ...jit_cache import (
     StoredPrograms,
     WarmupError,
     WarmupStep,
-    seal_process,
     unseal_process,
     warm_up,
 )
-from ...jit_cache.device_memory import trim_heap
 from ..batching.clock import Clock
 from ..batching.device import Probe
 from ..batching.dispatcher import Dispatcher
 from ..errors import NotReady
+from ..settling import settle
 from .model import Model
 from .preparing import prepare
 from .programs import Programs
+from .tuning import tune_bucket
 
 OnProgress = Callable[[str, WarmupStep], None]
 _PROBE_TIMEOUT_S = 300.0
@@ -136,6 +134,7 @@ class WarmUp:
                 self._warm(model, model.order[:1])
             for model in models:
                 self._warm(model, model.order[1:], self._enough)
+                self._tune(model)
             if self._stored is not None:
                 self._stored.save()
             if all(model.ready for model in self._models) and not self._stop.is_set():
@@ -155,15 +154,7 @@ class WarmUp:
         self._settle()
 
     def _settle(self) -> None:
-        """What traces leave behind is dropped, and from now on compiles are background work."""
-        self._compiler.warmed()
-        if self._seal:
-            # The process is ours: its jitted functions are through. Programs stay as they are.
-            jax.clear_caches()
-        trim_heap()
-        if self._seal:
-            self._sealed = True
-            seal_process()
+        self._sealed = settle(self._compiler, seal=self._seal)
         self._settled = True
         self._notify()
 
@@ -220,9 +211,24 @@ class WarmUp:
             raise WarmupError(
                 f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
             ) from None
-        if self._stored is not None:
-            self._stored.measured(model.servable, program.bucket, seconds)
+        model.maker.learned(program, seconds)
         return seconds
+
+    def _tune(self, model: Model) -> None:
+        """Make and time the other variants of each warm bucket, and keep the fastest."""
+        if not model.maker.tuner.needed:
+            return
+        for bucket in model.order:
+            if self._stop.is_set() or self._enough():
+                return
+            if bucket in model.cache.ready():
+                tune_bucket(model, bucket, self._compiler, self._trial)
+
+    def _trial(self, model: Model, program: Program, purpose: str) -> float:
+        """Seconds of one run of a program that the model may not run yet; raises as `probe`."""
+        trial = Probe(model, program, Future(), purpose)
+        self._dispatcher.post(trial)
+        return trial.seconds.result(_PROBE_TIMEOUT_S)
 
     def _stepped(self, model: Model, step: WarmupStep) -> None:
         self._notify()
