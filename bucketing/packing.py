@@ -185,8 +185,14 @@ class Bins:
 
     def packing(self, lengths: NDArray[np.int64]) -> Packing:
         """The rows as they stand; `lengths` are those of the placed indices."""
+        return self.kept(range(len(lengths)), lengths)
+
+    def kept(self, indices: Sequence[int], lengths: NDArray[np.int64]) -> Packing:
+        """The rows as they stand, of the placed indices alone; `lengths` are theirs, in the same order."""
+        where = {index: place for place, index in enumerate(indices)}
         row, start, segment = (np.zeros(len(lengths), np.int64) for _ in range(3))
-        for place, members in enumerate(self._members):
+        for place, placed in enumerate(self._members):
+            members = [where[index] for index in placed]
             taken = lengths[members]
             row[members] = place
             start[members] = np.cumsum(taken) - taken

@@ -67,6 +67,9 @@ class Planner:
         PlanError: if `window` is below 1.
     """
 
+    exchanges = True
+    """Whether rows that pad to the same sizes may take each other's place in a run."""
+
     def __init__(self, grid: Grid, cost: CostModel | Callable[[Bucket], float], window: int = 256) -> None:
         if window < 1:
             raise PlanError(f"A planner's window is at least 1 row; got {window}.")
@@ -74,6 +77,22 @@ class Planner:
         self.window = window
         self._menus = Menus(grid, cost)
         self._several = len(grid.item_axes) > 1
+
+    def with_cost(self, cost: CostModel | Callable[[Bucket], float]) -> "Planner":
+        """The same planner by other costs."""
+        return Planner(self.grid, cost, self.window)
+
+    def full(self, bucket: Bucket, sizes: Sequence[Sequence[int]]) -> bool:
+        """Whether no more rows get into a run of these."""
+        return len(sizes) == bucket.rows
+
+    def smallest(self, sizes: Sequence[Sequence[int]]) -> Bucket:
+        """The bucket of fewest elements that holds all these rows.
+
+        Raises:
+            DoesNotFit: if there is none.
+        """
+        return self.grid.smallest(len(sizes), tuple(map(max, zip(*sizes, strict=True))))
 
     def next_run(self, sizes: Sizes, *, first: int = 0, lateness: Lateness | None = None) -> Run:
         """The run to launch now: the one that holds row `first` in the plan of the window.

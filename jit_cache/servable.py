@@ -10,12 +10,13 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from ..bucketing import Bucket, Grid, Ladder, SchemeLike, as_scheme, powers_of_two
+from ..bucketing import Bucket, CostModel, Grid, Ladder, Planner, SchemeLike, as_scheme, powers_of_two
 from .errors import SignatureError
 from .infer import infer_outputs
 from .outputs import Outputs
 from .placement import Placement
 from .signature import BATCH, Signature
+from .staging import Staging
 from .tune import STATIC, SWITCHED, TUNED
 
 DEFAULT_MAX_ROWS = 32
@@ -89,7 +90,7 @@ class Servable:
         self._shardings = None if placement is None else placement.of_params(self.abstract_params)
         self._declared_outputs = outputs
         self._made: dict[str, Servable] = {}
-        self.variant = STATIC
+        self.variant, self.layout = STATIC, "padded"
         self._variants = dict(variants or {})
         self.variants = _variant_names(sizes, self._variants, placement)
         for function in (apply, *self._variants.values()):
@@ -172,9 +173,32 @@ class Servable:
         pairs = zip(self.abstract_leaves, self._shardings, strict=True)
         return [leaf.update(sharding=sharding) for leaf, sharding in pairs]
 
+    @property
+    def code(self) -> tuple[Any, ...]:
+        """What decides its programs, beside shapes."""
+        return (Servable.run_flat, self.apply)
+
+    def program_inputs(self, bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shape and dtype of what the program of a bucket takes."""
+        return self.signature.abstract_at(bucket)
+
+    def staging(self, bucket: Bucket) -> Staging:
+        """Host buffers of one batch."""
+        return Staging(self.signature, bucket)
+
+    def planner(self, grid: Grid, cost: CostModel, window: int) -> Planner:
+        """What chooses its batches.
+
+        Args:
+            grid: buckets that are warm.
+            cost: of each.
+            window: rows that are planned together.
+        """
+        return Planner(grid, cost, window)
+
     def traced_inputs(self, bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
         """The inputs of a bucket as its program takes them."""
-        found = self.signature.abstract_at(bucket)
+        found = self.program_inputs(bucket)
         place = self.placement
         if place is None:
             return found

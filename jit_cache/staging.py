@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..bucketing import Bucket, fill_lengths, fill_mask, pad_rows
+from .outputs import Outputs
 from .signature import Signature
 
 
@@ -69,3 +70,9 @@ class Staging:
                 elif made.kind == "lengths":
                     fill_lengths(self.arrays[made.name], columns[:, 0])
         return self.arrays
+
+    def cut(
+        self, outputs: Outputs, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]
+    ) -> list[list[np.ndarray]]:
+        """The outputs of the batch that was filled in last, cut to its items; see `Outputs.cut`."""
+        return outputs.cut(arrays, sizes)

@@ -53,7 +53,7 @@ class StoredPrograms:
             # A grid at once: or storing its last programs would evict its first.
             for one in {bucket, *servable.grid} - keys.keys():
                 keys[one] = maker.at(
-                    servable.signature.abstract_at(one),
+                    servable.program_inputs(one),
                     bucket=dict(zip(one.axes, one.sizes, strict=True)),
                     outputs=servable.declared_outputs,
                 )
@@ -63,7 +63,7 @@ class StoredPrograms:
     def _maker(self, servable: Servable) -> Fingerprinter | None:
         try:
             return Fingerprinter(
-                (Servable.run_flat, servable.apply),
+                servable.code,
                 params=servable.abstract_params,
                 devices=servable.devices,
                 shardings=servable.placement and (servable.shardings, dict(servable.placement.inputs)),

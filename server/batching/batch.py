@@ -108,12 +108,15 @@ class Flight:
         self.pad_s = time.perf_counter() - begin_s
         return _stepped(self._program)(staging.close(len(buckets)))
 
-    def arrays(self, step: int, bucket: Bucket) -> list[np.ndarray]:
-        """Wait for the device; the padded outputs of one batch. Once for each."""
+    def fetch(self, step: int, bucket: Bucket, rows: Sequence[Row]) -> list[list[np.ndarray]]:
+        """Wait for the device; outputs of each row of one batch. Once for each batch."""
+        outputs, sizes = self.model.servable.outputs, [row.sizes for row in rows]
         try:
             if isinstance(self._staging, Staging):
-                return [np.asarray(leaf) for leaf in self._leaves]
-            return _stepped(self._program).pieces(self._leaves, step, bucket)
+                arrays = [np.asarray(leaf) for leaf in self._leaves]
+                outputs.check_batch(arrays, bucket.rows)
+                return self._staging.cut(outputs, arrays, sizes)
+            return outputs.cut(_stepped(self._program).pieces(self._leaves, step, bucket), sizes)
         finally:
             self._left -= 1
             if not self._left:
@@ -195,15 +198,7 @@ class Batch:
         Raises:
             Exception: whatever the program raises; OutputError if the model returned another number of rows.
         """
-        arrays = self._flight.arrays(self._step, self.bucket)
-        outputs = self.model.servable.outputs
-        outputs.check_batch(arrays, self.bucket.rows)
-        return outputs.cut(arrays, [row.sizes for row in self.rows])
-
-    @property
-    def pad_s(self) -> float:
-        """Seconds that padding took, of the whole call."""
-        return self._flight.pad_s
+        return self._flight.fetch(self._step, self.bucket, self.rows)
 
     def span(self, now_s: float) -> tuple[float, float]:
         """When it began on the device and how many seconds it took, if it came back now."""
@@ -224,8 +219,7 @@ class Batch:
         )
 
     def _cold(self) -> bool:
-        largest = tuple(map(max, zip(*[row.sizes for row in self.rows], strict=True)))
-        best = self.model.servable.grid.smallest(len(self.rows), largest)
+        best = self.model.servable.grid.smallest(*self.model.box(self.bucket, self.rows))
         return best.elements < self.bucket.elements and best not in self.model.cache.ready()
 
 

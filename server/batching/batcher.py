@@ -6,13 +6,14 @@ Pure: time comes in as an argument, nothing here knows threads, devices or JAX.
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ...bucketing import Bucket, CostModel, Planner, Run
 from ..errors import ConfigError
 from .line import Line
 from .request import Request, Row
+from .shares import check_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +24,17 @@ class Policy:
         max_wait_s: most seconds that an idle device waits for a batch to fill; 0 launches at once.
         max_age_s: after this many seconds a row goes before every younger one, whatever the priorities.
         window: how many of the first rows are planned together; at least the largest batch.
+        weights: shares of the device's time by priority, such as ``{1: 8, 5: 2}``; those not named have 1.
+            None for strict order: a lower number always goes first, but for the age bound.
     """
 
     max_wait_s: float = 0.0
     max_age_s: float = 1.0
     window: int = 256
+    weights: Mapping[int, float] | None = None
 
     def __post_init__(self) -> None:
+        check_weights(self.weights or {})
         if not (0 <= self.max_wait_s < math.inf and 0 < self.max_age_s < math.inf and self.window >= 1):
             raise ConfigError(
                 f"waits are finite seconds from 0 up, the age bound is above 0, the window at least 1; got "
@@ -63,10 +68,11 @@ class Batcher:
         self.policy = policy if policy is not None else Policy()
         self.planner: Planner | None = None
         self.cost = cost
-        self._line = Line(self.policy.max_age_s)
+        self._line = Line(self.policy.max_age_s, self.policy.weights)
         self._ahead: deque[tuple[Planner, Launch]] = deque()
         self._known: tuple[Planner | None, int] = (None, 0)
         self._best: dict[Bucket, bool] = {}
+        self._honest: tuple[tuple[Planner, int], Planner] | None = None
 
     def add(self, request: Request) -> None:
         """Let all rows of a request wait."""
@@ -102,14 +108,16 @@ class Batcher:
             return math.inf
         soonest_s = math.inf
         runs = self._plan(window, self.planner)
+        if any(self._hopes_too_much(run, window, now_s) for run in runs):
+            runs = self._plan(window, self._without_hope(self.planner))
         for place, run in enumerate(runs):
             launch, start_s = self._prepare(run, window, self.planner, now_s)
             if start_s <= now_s:
                 if place == 0:
                     self._look_ahead(runs, window, self.planner, now_s)
-                else:
+                elif self.planner.exchanges:
                     launch = self._oldest_first(launch, run, window, self.planner, now_s)
-                return _taken(launch)
+                return self._taken(launch)
             soonest_s = min(soonest_s, start_s)
         return soonest_s
 
@@ -120,10 +128,23 @@ class Batcher:
             return [planner.next_run(sizes)]
         return planner.plan(sizes)
 
+    def _hopes_too_much(self, run: Run, window: list[Row], now_s: float) -> bool:
+        """Whether a bucket that was hardly tried may make a row late; no deadline pays for a trial."""
+        if not self.cost.hopes(run.bucket):
+            return False
+        until_s = now_s + self.cost.seconds(run.bucket)
+        return any(window[index].request.deadline_s < until_s for index in run.rows)
+
+    def _without_hope(self, planner: Planner) -> Planner:
+        known = (planner, self.cost.version)
+        if self._honest is None or self._honest[0] != known:
+            self._honest = known, planner.with_cost(self.cost.seconds)
+        return self._honest[1]
+
     def _prepare(self, run: Run, window: list[Row], planner: Planner, now_s: float) -> tuple[Launch, float]:
         """A planned run as a launch, and from when on it may start."""
         rows = tuple([window[index] for index in run.rows])
-        if len(rows) == run.bucket.rows and self._best_full(run.bucket, planner):
+        if planner.full(run.bucket, [row.sizes for row in rows]) and self._best_full(run.bucket, planner):
             return Launch(run.bucket, rows, "full"), now_s
         if self.policy.max_wait_s == 0:
             return Launch(run.bucket, rows, "idle"), now_s
@@ -195,12 +216,12 @@ class Batcher:
             and not self._line.others_wait(priority)
             and all(not row.request.over and row.request.deadline_s > now_s for row in launch.rows)
         ):
-            return _taken(launch)
+            return self._taken(launch)
         self._ahead.clear()
         return None
 
-
-def _taken(launch: Launch) -> Launch:
-    for row in launch.rows:
-        row.taken = True
-    return launch
+    def _taken(self, launch: Launch) -> Launch:
+        for row in launch.rows:
+            row.taken = True
+        self._line.charge(launch.rows, self.cost.seconds(launch.bucket))
+        return launch

@@ -225,9 +225,7 @@ class DeviceLoop:
         self._flying.extend(batches)
         if not model.keeper.residency.complete:
             for one in launches:
-                model.keeper.launched(
-                    len(one.rows), tuple(map(max, zip(*[row.sizes for row in one.rows], strict=True)))
-                )
+                model.keeper.launched(*model.box(one.bucket, one.rows))
 
     def _finish(self, batch: Batch) -> None:
         try:

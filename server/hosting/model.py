@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...bucketing import Bucket, CostModel, Grid, Planner
+from ...bucketing import Bucket, CostModel, Grid
 from ...jit_cache import (
     Input,
     Output,
@@ -247,7 +247,7 @@ class Model:
             self._opened.remove(victim)
             self._let_go(victim)
         grid = Grid(self.servable.grid.axes, self._opened)
-        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+        self.batcher.planner = self.servable.planner(grid, self.cost, self.batcher.policy.window)
 
     def replace_program(self, program: Program, run_s: float) -> None:
         """Run a bucket by another of its variants from the next batch on; device thread."""
@@ -275,7 +275,7 @@ class Model:
         if missing := [str(bucket) for bucket in grid if bucket not in self._opened]:
             raise KeyError(f"a grid is swapped in once all of it is warm; {missing} are not")
         grid.check_coverage({axis: self.limits[axis] for axis in grid.item_axes})
-        self.batcher.planner = Planner(grid, self.cost, window=self.batcher.policy.window)
+        self.batcher.planner = self.servable.planner(grid, self.cost, self.batcher.policy.window)
         for bucket in self._opened:
             if bucket not in grid:
                 self._let_go(bucket)
@@ -288,10 +288,13 @@ class Model:
 
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
         """The smallest warm bucket for rows that `bucket` holds; device thread only."""
-        if self.batcher.planner is None:
-            return bucket
+        planner = self.batcher.planner
+        return bucket if planner is None else planner.smallest([row.sizes for row in rows])
+
+    def box(self, bucket: Bucket, rows: Sequence[Row]) -> tuple[int, tuple[int, ...]]:
+        """Rows and sizes that a batch of this bucket needs: of packed rows the bucket's own."""
         largest = tuple(map(max, zip(*[row.sizes for row in rows], strict=True)))
-        return self.batcher.planner.grid.smallest(len(rows), largest)
+        return (bucket.rows if self.servable.layout == "packed" else len(rows)), largest
 
     def most_steps(self, bucket: Bucket) -> int:
         """How many batches may share the call of this bucket's program; device thread only."""
@@ -305,7 +308,7 @@ class Model:
             return free.pop()
         if isinstance(program, CaseProgram):
             return StepStaging(self.servable.signature, program.stepped.layout)
-        return Staging(self.servable.signature, program.bucket)
+        return self.servable.staging(program.bucket)
 
     def return_staging(self, program: Program, staging: Staging | StepStaging) -> None:
         """Give a set back once its batch has ended; device thread only."""

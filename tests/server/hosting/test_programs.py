@@ -130,6 +130,23 @@ def test_W5_what_was_left_resumes_from_the_store(doubling, tmp_path):
     assert made[1] == [(64, "store"), (8, "compiled"), (16, "compiled"), (32, "compiled")]
 
 
+def test_run_times_that_traffic_corrected_are_remembered(doubling, tmp_path):
+    servable = doubling(batch=1, length=16)
+    tried, hardly = (Bucket(("batch", "length"), (1, length)) for length in (8, 16))
+    with Server(servable, store=Store.open(tmp_path / "store")) as server:
+        for _ in range(9):
+            ask(server, 5)
+        ask(server, 12)
+        cost = server.model().cost
+        assert not cost.hopes(tried)
+    with Server(servable, store=Store.open(tmp_path / "store")) as server:
+        known = {one.bucket: one.facts.run_s for one in server.model().report.warm}
+        assert known[tried] == cost.measured()[tried]
+        assert known[hardly] != cost.measured()[hardly]  # as warm-up measured it
+        # A machine may have changed meanwhile: what is remembered is tried again, too.
+        assert server.model().cost.hopes(tried)
+
+
 # -- what a request does whose bucket is cold ------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ import servax
 from hypothesis import given
 from hypothesis import strategies as st
 from servax.bucketing import Grid, Ladder
-from servax.jit_cache import REQUEST, compile_log
+from servax.jit_cache import REQUEST, WarmupError, compile_log
 from servax.server import BatchRecord, ConfigError, RefitPolicy
 from servax.server.hosting.refit import Refitter, Traffic, propose
 
@@ -180,3 +180,54 @@ def _until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
     while not done():
         assert time.monotonic() < give_up
         time.sleep(0.005)
+
+
+def _summing(version: str, fail: bool = False) -> servax.Servable:
+    def apply(x: jnp.ndarray, mask: jnp.ndarray) -> jnp.ndarray:
+        if fail:
+            raise RuntimeError("no such kernel")
+        return jnp.where(mask, x, 0.0).sum(1)
+
+    return servax.Servable(
+        apply,
+        inputs={"x": "float32[length]", "mask": "mask[length]"},
+        limits={"length": 256, "batch": 4},
+        scheme=[32, 64, 256],
+        version=version,
+    )
+
+
+def test_a_new_version_begins_with_the_fitted_grid_and_is_fitted_on() -> None:
+    with servax.Server(_summing("1"), refit=EAGER) as server:
+
+        def drift(size: int) -> None:
+            for _ in range(60):
+                assert server(x=np.ones((4, size), np.float32)).tolist() == [size] * 4
+
+        first = server.refitters["model"]
+        drift(70)
+        assert first.look()
+        fitted = server.model().grid
+        assert 70 in fitted.rungs("length")
+
+        new = server.replace(_summing("2"))
+        assert server.model() is new
+        assert new.grid == fitted
+        assert set(new.cache.ready()) == set(fitted)
+        second = server.refitters["model"]
+        assert second is not first
+        assert second.swaps == 1
+        assert not first._thread.is_alive()
+        drift(130)
+        drift(130)
+        assert second.look()
+        assert 130 in new.grid.rungs("length")
+
+        with pytest.raises(WarmupError, match="no such kernel"):
+            server.replace(_summing("3", fail=True))
+        # The old version goes on, and so does its fitting.
+        assert server.model() is new
+        for _ in range(3):
+            drift(140)
+        assert server.refitters["model"].look()
+        assert 140 in new.grid.rungs("length")

@@ -1,0 +1,98 @@
+"""Packed plans: every item once, nobody overtaken for ever, and less padding than rows of their own."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servax.bucketing import Bucket, DoesNotFit, Grid, PackingError, PlanError, Planner
+from servax.bucketing.packed_plan import PackedPlanner, pack_into
+
+AXES = ("batch", "length")
+GRID = Grid.parse("1x8,1x32,1x128,2x128,4x128", AXES)
+
+
+def cost(bucket):
+    return 1e-3 + 1e-5 * bucket.elements
+
+
+def planner(**options):
+    return PackedPlanner(GRID, cost, **{"max_segments": 8, **options})
+
+
+def checked(run, sizes):
+    packing, kept = pack_into([sizes[row][0] for row in run.rows], run.bucket, 8)
+    return len(kept) == len(run.rows) and packing.rows <= run.bucket.rows
+
+
+@given(st.lists(st.integers(1, 128).map(lambda size: (size,)), max_size=60))
+@settings(deadline=None)
+def test_each_item_is_in_one_run_that_holds_it(sizes):
+    runs = planner(window=16).plan(sizes)
+    assert sorted(row for run in runs for row in run.rows) == list(range(len(sizes)))
+    # What fits in the order of the plan fits again: packing is a function of the items alone.
+    assert all(checked(run, sizes) for run in runs)
+
+
+@given(st.lists(st.integers(1, 128).map(lambda size: (size,)), min_size=1, max_size=40), st.data())
+@settings(deadline=None)
+def test_the_first_is_part_of_the_next_run(sizes, data):
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    run = planner().next_run(sizes, first=first)
+    assert first in run.rows
+    assert list(run.rows) == sorted(set(run.rows))
+
+
+def test_one_short_item_takes_the_small_bucket():
+    run = planner().next_run([(5,)])
+    assert (str(run.bucket), run.rows) == ("1x8", (0,))
+
+
+def test_many_items_share_rows_and_waste_little():
+    sizes = [(10 + (row * 37) % 100,) for row in range(64)]
+    runs = planner(max_segments=16).plan(sizes)
+    real, computed = sum(size for (size,) in sizes), sum(run.bucket.elements for run in runs)
+    padded = sum(run.bucket.elements for run in Planner(GRID, cost).plan(sizes))
+    assert 1 - real / computed < 0.12
+    assert computed < 0.8 * padded
+
+
+@given(
+    st.lists(st.integers(1, 32), min_size=1, max_size=30),
+    st.sampled_from(GRID.buckets[1:]),
+    st.integers(1, 6),
+)
+def test_a_subset_that_got_in_gets_in_again(lengths, bucket, segments):
+    packing, kept = pack_into(lengths, bucket, segments)
+    again, same = pack_into([lengths[place] for place in kept], bucket, segments)
+    assert same == list(range(len(kept)))
+    assert 0 in kept
+    assert packing.rows <= bucket.rows
+    assert packing.max_segments <= segments
+    assert (again.row == packing.row).all()
+    assert (again.start == packing.start).all()
+
+
+def test_the_smallest_bucket_for_given_items():
+    assert planner().smallest([(8,)]) == Bucket(AXES, (1, 8))
+    assert planner().smallest([(30,), (90,)]) == Bucket(AXES, (1, 128))
+    assert planner().smallest([(100,), (100,)]) == Bucket(AXES, (2, 128))
+    with pytest.raises(DoesNotFit, match="fit none"):
+        planner().smallest([(100,)] * 5)
+
+
+def test_full_means_nearly_no_room():
+    assert planner().full(Bucket(AXES, (1, 32)), [(20,), (10,)])
+    assert not planner().full(Bucket(AXES, (1, 32)), [(20,)])
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(PlanError, match="one axis beside batch"):
+        PackedPlanner(Grid.parse("1x8x8", ("batch", "height", "width")), cost, max_segments=2)
+    with pytest.raises(DoesNotFit, match="longer than the longest"):
+        planner().next_run([(129,)])
+    with pytest.raises(PackingError):
+        pack_into([9], Bucket(AXES, (1, 8)), 2)
+    with pytest.raises(PlanError, match="in the window"):
+        planner().next_run([])
+    assert math.isfinite(cost(planner().with_cost(cost).grid.buckets[0]))

@@ -1,0 +1,83 @@
+"""A model in the packed layout, served."""
+
+import asyncio
+import threading
+
+import jax.numpy as jnp
+import numpy as np
+from servax.bucketing import Grid
+from servax.jit_cache import Servable
+from servax.jit_cache.packed import PackedServable
+from servax.server import Server
+
+SEGMENTS = 8
+GRID = Grid.parse("1x8,1x32,2x32", ("batch", "length"))
+
+
+def padded(params, *, x, mask):
+    return {"sum": params * jnp.sum(jnp.where(mask, x, 0.0), axis=1), "each": jnp.where(mask, x, 0.0)}
+
+
+def packed(params, *, x, segment_ids, positions):
+    numbers = jnp.arange(1, SEGMENTS + 1, dtype=jnp.int32)[None, :, None]
+    sums = jnp.sum(jnp.where(segment_ids[:, None, :] == numbers, x[:, None], 0.0), axis=2)
+    return {"sum": params * sums, "each": jnp.where(segment_ids > 0, x, 0.0)}
+
+
+def servable():
+    base = Servable(padded, np.float32(2), inputs={"x": "float32[length]", "mask": "mask[length]"}, grid=GRID)
+    return PackedServable(base, packed, max_segments=SEGMENTS)
+
+
+def ask(server, lengths):
+    rows = [{"x": np.arange(1, length + 1, dtype=np.float32)} for length in lengths]
+    answers = asyncio.run(server.models["model"].submit(rows))
+    for row, answer in zip(rows, answers, strict=True):
+        assert answer["sum"] == 2 * row["x"].sum()
+        np.testing.assert_array_equal(answer["each"], row["x"])
+
+
+def test_P9_requests_of_many_callers_share_rows():
+    batches = []
+    with Server(servable(), on_batch=batches.append, max_wait_s=0.2) as server:
+        threads = [
+            threading.Thread(target=ask, args=(server, [1 + (seed * 7 + row) % 32 for row in range(20)]))
+            for seed in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+    assert sum(record.rows for record in batches) == 60
+    assert max(record.rows for record in batches) > 2  # more items than a bucket has rows
+    assert all(record.real <= record.computed for record in batches)
+
+
+def test_one_short_item_takes_a_small_bucket():
+    batches = []
+    with Server(servable(), on_batch=batches.append) as server:
+        ask(server, [5])
+    assert [str(record.bucket) for record in batches] == ["1x8"]
+
+
+def test_a_row_that_gives_nan_fails_alone():
+    from servax.server.hosting.programs import Programs
+
+    def poisoned(params, *, x, segment_ids, positions):
+        found = packed(params, x=x, segment_ids=segment_ids, positions=positions)
+        return {**found, "sum": jnp.where(found["sum"] == 6.0, jnp.nan, found["sum"])}
+
+    base = servable().padded
+    options = Programs(check_outputs=True)
+    with Server(PackedServable(base, poisoned, max_segments=SEGMENTS), programs=options) as server:
+
+        async def both():
+            model = server.models["model"]
+            bad = [{"x": np.array([1, 2], np.float32)}]
+            good = [{"x": np.array([1, 2, 3], np.float32)}]
+            return await asyncio.gather(model.submit(bad), model.submit(good), return_exceptions=True)
+
+        bad, good = asyncio.run(both())
+    assert "NaN" in str(bad)
+    assert good[0]["sum"] == 12.0
