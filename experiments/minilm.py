@@ -23,11 +23,19 @@ def load_minilm() -> TextModel:
     return model
 
 
-def minilm_servable(grid: Grid | None = None) -> Servable:
+def minilm_servable(grid: Grid | None = None, *, sizes: str = "static") -> Servable:
     """MiniLM as a servable, over a grid of batch and length; without one, over the default grid."""
     model = load_minilm()
     limits = model.limits if grid is None else grid.limits
-    return Servable(model.apply, model.params, inputs=model.inputs, limits=limits, grid=grid, name="minilm")
+    return Servable(
+        model.apply,
+        model.params,
+        inputs=model.inputs,
+        limits=limits,
+        grid=grid,
+        name="minilm",
+        sizes=sizes,
+    )
 
 
 def token_ids(texts: Sequence[str]) -> list[NDArray[np.int32]]:

@@ -67,6 +67,10 @@ class Maker:
             self._early[bucket] = program
         return program
 
+    def apart(self, servable: Servable, bucket: Bucket) -> Program:
+        """A program of another form of the model, over the weights as they are; kept by nobody."""
+        return self._compile(servable, bucket, servable.leaves)
+
     def drop_early(self, bucket: Bucket | None = None) -> None:
         """Forget what was made early, of one bucket or of all."""
         for one in [bucket] if bucket is not None else list(self._early):

@@ -7,7 +7,9 @@ from typing import Any
 
 from ...jit_cache import CompileService
 from ...jit_cache.errors import MemoryPlanError, UnsafePaddingError
+from ...jit_cache.packed import PackedServable
 from ...jit_cache.safety import require_safe
+from ...jit_cache.safety_packed import require_packed_safe
 from .model import Model
 from .programs import Programs
 
@@ -46,12 +48,23 @@ def prepare(models: Sequence[Model], options: Programs, compiler: CompileService
 
 
 def _check_padding(model: Model, given: Mapping[str, Any]) -> None:
-    servable = model.servable
+    servable, make = model.servable, model.maker
     try:
         # The weights stay where they are: the check comes before memory is planned.
-        require_safe(
-            servable, compile_fn=lambda bucket: model.keeper.make_early(bucket, servable.leaves), **given
-        )
+        if isinstance(servable, PackedServable):
+            padded = servable.padded
+            require_packed_safe(
+                servable,
+                lambda bucket: make.apart(padded, bucket),
+                lambda bucket: model.keeper.make_early(bucket, servable.leaves),
+                **given,
+            )
+        else:
+            require_safe(
+                servable,
+                compile_fn=lambda bucket: model.keeper.make_early(bucket, servable.leaves),
+                **given,
+            )
     except UnsafePaddingError:
         raise
     except Exception as error:  # the probing itself did not work out; the model may well be right

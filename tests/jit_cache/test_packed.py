@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servax.bucketing import Bucket, Grid
 from servax.jit_cache import InputError, OutputError, Servable, SignatureError, compile_program
+from servax.jit_cache.errors import UnsafePaddingError
 from servax.jit_cache.packed import PackedServable
+from servax.jit_cache.safety_packed import require_packed_safe
 
 AXES = ("batch", "length")
 GRID = Grid.parse("1x8,2x8,2x16", AXES)
@@ -123,3 +125,27 @@ def test_an_axis_that_is_not_first_is_refused():
     one = Servable(lambda *, x: x, inputs={"x": "float32[3, length]"}, limits={"length": 8})
     with pytest.raises(SignatureError, match="first dim only"):
         PackedServable(one, packed)
+
+
+def test_P9_a_model_that_keeps_segments_apart_passes_the_check(programs):
+    one, made = programs
+    leaves = one.padded.place()
+    require_packed_safe(one, lambda bucket: compile_program(one.padded, bucket, leaves), made.__getitem__)
+
+
+@pytest.mark.parametrize("words", ["gets alone", "neighbour"])
+def test_P9_one_that_does_not_is_refused(words):
+    def mixes(params, *, x, scale, segment_ids, positions):
+        found = packed(params, x=x, scale=scale, segment_ids=segment_ids, positions=positions)
+        # Far below the tolerance between buckets in the second case, so that only equality sees it.
+        leak = (1.0 if words == "gets alone" else 1e-6) * jnp.mean(x, axis=1)[:, None]
+        return {**found, "sum": found["sum"] + leak}
+
+    one = PackedServable(base(), mixes, max_segments=SEGMENTS)
+    leaves = one.place()
+    with pytest.raises(UnsafePaddingError, match=words):
+        require_packed_safe(
+            one,
+            lambda bucket: compile_program(one.padded, bucket, leaves),
+            lambda bucket: compile_program(one, bucket, leaves),
+        )
