@@ -19,6 +19,7 @@ from .errors import (
 from .infer import infer_outputs
 from .monitor import BACKGROUND, OTHER, REQUEST, WARMUP, CompileLog, compile_log
 from .outputs import Output, Outputs
+from .packed import PackedServable
 from .placement import Placement
 from .program import Program, ProgramFacts, compile_program
 from .seal import explain_sealed, open_seal, process_sealed, seal_process, unseal_process
@@ -46,6 +47,7 @@ __all__ = [
     "Output",
     "OutputError",
     "Outputs",
+    "PackedServable",
     "Placement",
     "Program",
     "ProgramCache",

@@ -1,34 +1,36 @@
-"""MiniLM packed: several texts in one row, block-diagonal attention, the golden answers all the same."""
+"""Golden answers in the packed layout, many texts a row, and one by one."""
 
-import functools
 import json
+from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
-from servax.bucketing import pack
-from servax.models import load
-from servax.models.registry import TextModel
+import servax
+from servax.bucketing import Grid
+from servax.models.registry import load
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
-CAPACITY = 256
 
 
-def test_P9_golden_texts_packed() -> None:
-    model = load("minilm")
-    assert isinstance(model, TextModel)
+def test_P9_golden_texts_that_share_rows() -> None:
     texts = json.loads((GOLDEN / "minilm_texts.json").read_text())
     expected = np.load(GOLDEN / "minilm_embeddings.npy")
-    items = [np.array(one["input_ids"], np.int32) for one in texts]
-    packing = pack([len(item) for item in items], CAPACITY)
-    ids, segments, positions = (np.zeros((packing.rows, CAPACITY), np.int32) for _ in range(3))
-    packing.fill(ids, items, 0)
-    packing.fill_segments(segments)
-    packing.fill_positions(positions)
-    most = int(segments.max())
-    run = jax.jit(functools.partial(model.apply_packed, max_segments=most))
-    out = np.asarray(run(model.params, ids=ids, segment_ids=segments, positions=positions)["embedding"])
-    got = packing.gather_pooled(out)
-    assert np.abs(np.stack(got) - expected).max() <= 1e-5
-    # What packing is for: next to no padding.
-    assert packing.rows <= -(-sum(map(len, items)) // CAPACITY) + 1
+    model = load("minilm")
+    padded = servax.Servable(
+        model.apply,
+        model.params,
+        inputs=model.inputs,
+        limits=model.limits,
+        grid=Grid.parse("1x64 1x256 2x256", ("batch", "length")),
+        name="minilm",
+    )
+    packed = servax.PackedServable(padded, partial(model.apply_packed, max_segments=16), max_segments=16)
+    records = []
+    items = [{"ids": np.array(one["input_ids"], np.int32)} for one in texts]
+    with servax.Server(packed, on_batch=records.append) as server:
+        together = server.map(items)
+        alone = [server(ids=item["ids"]) for item in items[:5]]
+    got = np.stack([answer["embedding"] for answer in together])
+    assert np.abs(got - expected).max() <= 1e-5
+    assert np.abs(np.stack([one["embedding"] for one in alone]) - expected[:5]).max() <= 1e-5
+    assert max(record.rows for record in records) > 4
