@@ -21,7 +21,7 @@ venv = $(PYTHON) -m venv $(1) || { rm -rf $(1); [ "$$(id -u)" = 0 ] && command -
 install = $(1)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(2) \
 	&& $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt $(WEIGHTS)
 
-.PHONY: help serve test dev lint types proto clean
+.PHONY: help serve test dev lint types site proto clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -59,9 +59,12 @@ lint: ## Lint and format with the editable environment.
 types: ## Check types with the editable environment.
 	$(DEV_VENV)/bin/python -m mypy bucketing jit_cache models server experiments
 
+site: ## Build the documentation into site/.
+	NO_MKDOCS_2_WARNING=1 $(DEV_VENV)/bin/python -m mkdocs build --strict
+
 proto: ## Compile the gRPC protocol's description.
 	$(DEV_VENV)/bin/python -m grpc_tools.protoc -I server/rpc/proto \
 		--descriptor_set_out=server/rpc/proto/inference.binpb server/rpc/proto/inference.proto
 
 clean: ## Remove everything that was made here.
-	rm -rf .venv .venv-run .venv-test dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-run .venv-test dist build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -123,6 +123,10 @@ class PackedPlanner(Planner):
         """Whether waiting could hardly fill the run better."""
         return sum(size[0] for size in sizes) >= _FULL * bucket.elements
 
+    def most_rows(self, bucket: Bucket, sizes: Sequence[int]) -> int:
+        """How many items of this size a run takes at most."""
+        return bucket.rows * min(self._max_segments, bucket.item_sizes[0] // sizes[0])
+
     def smallest(self, sizes: Sequence[Sequence[int]]) -> Bucket:
         """The bucket of fewest elements that all the items can be packed into.
 

@@ -86,6 +86,10 @@ class Planner:
         """Whether no more rows get into a run of these."""
         return len(sizes) == bucket.rows
 
+    def most_rows(self, bucket: Bucket, sizes: Sequence[int]) -> int:
+        """How many rows of this size a run takes at most."""
+        return bucket.rows
+
     def smallest(self, sizes: Sequence[Sequence[int]]) -> Bucket:
         """The bucket of fewest elements that holds all these rows.
 

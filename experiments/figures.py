@@ -179,6 +179,35 @@ def _time_by_bucket(run: Simulated) -> tuple[list[int], list[int], "np.ndarray[A
     return batches, lengths, table
 
 
+def draw_scale(path: Path, parts: Mapping[str, Sequence[Row]]) -> None:
+    """Latency of fleets by router, and how long a common start takes, both against the number of replicas."""
+    figure, (left, right) = _figure(1, 2, (10.5, 3.8))
+    routing, start = parts["routing"], parts["start"]
+    colours = iter(("#d55e00", "#0072b2", "#009e73", "#cc79a7"))
+    for router in dict.fromkeys(row["router"] for row in routing):
+        rows = [row for row in routing if row["router"] == router]
+        x, colour = [row["replicas"] for row in rows], next(colours)
+        left.plot(x, [row["p99_ms"] for row in rows], "o-", color=colour, label=f"{router}, p99")
+        left.plot(x, [row["p50_ms"] for row in rows], "o:", color=colour, label=f"{router}, p50")
+    left.set_ylabel("latency, ms")
+    left.set_title("one load, by router", loc="left", fontsize=10)
+    heads = {"compile_s": "compiling", "image_s": "programs in the image", "store_s": "one shared store"}
+    for key, label in (heads | {"store_weights_s": "one shared store, weights too"}).items():
+        right.plot([row["replicas"] for row in start], [row[key] for row in start], "o-", label=label)
+    right.set_ylabel("seconds until all are ready")
+    right.set_title("all start at once, the store behind 10 Gbit/s", loc="left", fontsize=10)
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            axis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("replicas")
+        axes.set_ylim(top=axes.get_ylim()[1] * 5)  # room for the legend
+        axes.legend(fontsize=7, ncols=2, loc="upper center")
+    _save(figure, path)
+
+
 def _figure(lines: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
     # Not pyplot, which holds global state and would look for a display.
     figure = Figure(figsize=size, layout="constrained")

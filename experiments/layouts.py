@@ -146,7 +146,7 @@ def measure(
                     some = chosen if count > 1 else chosen[: max(1, texts // 4)]
                     found.setdefault((one.name, count), []).append(replay(one, some, count))
         best = best_rate(running)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "layout": one.name,
                 "programs": len(one.servable.grid),

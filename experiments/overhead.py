@@ -8,8 +8,9 @@ The model does nothing. Keys of the result:
   machine does not change.
 * ``p50_added_us``: median latency of one request at a time; the model itself takes none of it.
 * ``http_rps``, ``http_bare_rps``, ``http_share``: POST infer with a JSON tensor under uvicorn, beside a
-  FastAPI route that reads the same body and sends the same answer.
-* ``grpc_rps``, ``grpc_bare_rps``, ``grpc_share``: ModelInfer beside a bare grpc.aio handler of those bytes.
+  FastAPI route on uvicorn's own protocol that reads the same body and sends the same answer.
+* ``grpc_rps``, ``grpc_bare_rps``, ``grpc_share``: ModelInfer beside a bare grpc.aio handler of those bytes,
+  both on uvloop.
 
 Servers run in a process of their own, clients in this one; the bare one and ours take turns, and the median
 of the shares is kept, so that a busy machine slows both.
@@ -89,6 +90,7 @@ def serve_child(kind: str) -> None:
     sys.setswitchinterval(0.0005)  # as `servax serve` does
     if kind.startswith("http"):
         from fastapi import FastAPI, Request, Response
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
         from ..server import Server
         from ..server.http.asgi import create_app
@@ -107,10 +109,12 @@ def serve_child(kind: str) -> None:
             await request.body()
             return Response(answer, media_type="application/json")
 
-        with running(app) as url:
+        with running(app, HttpToolsProtocol) as url:
             _tell(url.rsplit(":", 1)[1])
         return
-    asyncio.run(_serve_grpc(kind))
+    import uvloop
+
+    uvloop.run(_serve_grpc(kind))  # the loop of `servax serve`
 
 
 async def _serve_grpc(kind: str) -> None:

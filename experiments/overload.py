@@ -1,5 +1,6 @@
 """Claim: at ten times its capacity a server goes on at full capacity, answers what it admits in time, and
-refuses the rest at once, with the time to come again.
+refuses the rest at once, with the time to come again. With five times as many customers as it can serve, who
+leave after a short while and come again, it does not run what nobody waits for.
 
 An open-loop client (it sends by the clock, whatever comes back) over HTTP against a server process whose
 model takes a fixed time for a batch. Every request has a deadline.
@@ -10,6 +11,12 @@ model takes a fixed time for a batch. Every request has a deadline.
 * ``p99_ms``: of the answers; ``late``: answers past the deadline.
 * ``refused``, ``refusal_p50_ms``, ``refusal_p99_ms``, ``first_refusal_ms``: refusals and how long they took.
 * ``recovery_ms``: one request, one second after the load ended.
+* ``client_lag_p99_ms``: how late the client itself sent; that is part of all times above.
+
+And of the impatient customers, for a run of 20 ms and a patience of 100 ms, which the server is told or not:
+
+* ``customers_served``, ``gave_up``, ``refused``: shares of customers; tries of each kind.
+* ``in_vain``: runs without an answer in time, as a share of all runs.
 
     python -m servax.experiments.overload --json overload.json
 """
@@ -18,146 +25,104 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
 
 from .errors import ExperimentError
+from .http_load import Impatient, Pool, answers_a_second, infer_request, send_by_clock
 from .noop import FixedDevice, noop_servable, rss_bytes
 from .reporting import machine, print_table, write_json
 
 _ROWS, _RUN_S, _LENGTH = 4, 0.05, 4
 NOMINAL = _ROWS / _RUN_S
 _CONNECTIONS = 400
+_IMPATIENT_RUN_S, _PATIENCE_S, _RETRIES = 0.02, 0.1, 3
+_PARTS = ("impatient", "impatient_untold")
+T = TypeVar("T")
 
 
-def serve_child(queue_rows: int) -> None:
-    """Serve until stdin ends; prints the port."""
+def serve_child(rows: int, run_s: float, queue_rows: int) -> None:
+    """Serve until stdin ends; prints the port, and in the end the number of runs."""
     from ..server import QueueLimits, Server
     from ..server.http.asgi import create_app
     from ..server.http.testing import running
 
     sys.setswitchinterval(0.0005)  # as `servax serve` does
-    device = FixedDevice(_RUN_S)
+    device = FixedDevice(run_s)
     with Server(
-        noop_servable(_ROWS, _LENGTH),
+        noop_servable(rows, _LENGTH),
         compile_program=device.compile,
         queue=QueueLimits(rows=queue_rows),
-        max_request_rows=_ROWS,
+        max_request_rows=rows,
+        seal=True,
     ) as server:
+        device.runs = 0
         with running(create_app(server)) as url:
             print(url.rsplit(":", 1)[1], flush=True)
             sys.stdin.read()
+    print(device.runs, flush=True)
 
 
-def _request(timeout_s: float) -> bytes:
-    values = ",".join(["1"] * _LENGTH)
-    tensor = f'{{"name":"x","shape":[1,{_LENGTH}],"datatype":"FP32","data":[{values}]}}'
-    body = f'{{"inputs":[{tensor}],"parameters":{{"timeout":{round(timeout_s * 1e6)}}}}}'
-    head = "POST /v2/models/noop/infer HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+class _Child:
+    """A server process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        if process.stdin is None or process.stdout is None:
+            raise ExperimentError("A child process must have its pipes; it has none.")
+        self._process, self._in, self._out = process, process.stdin, process.stdout
+        self.pid, self.port = process.pid, int(self._out.readline())
+
+    def end(self) -> int:
+        """Close it; how many runs there were."""
+        self._in.close()
+        runs = int(self._out.readline() or 0)
+        self._process.wait(60)
+        return runs
 
 
-class _Client(asyncio.Protocol):
-    """One connection, one request at a time; it tells the pool when it is free again."""
-
-    def __init__(self, pool: "_Pool") -> None:
-        self._pool = pool
-        self._buffer = b""
-        self._due_s = 0.0
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def send(self, due_s: float, request: bytes) -> None:
-        self._due_s = due_s
-        self._transport.write(request)
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self._buffer = self._buffer + data
-        head = buffer.find(b"\r\n\r\n")
-        if head < 0:
-            return
-        mark = buffer.lower().find(b"content-length: ", 0, head)
-        if len(buffer) < head + 4 + int(buffer[mark + 16 : buffer.find(b"\r\n", mark)]):
-            return
-        self._buffer = b""
-        self._pool.answered(self, int(buffer[9:12]), time.perf_counter() - self._due_s)
+@contextmanager
+def _serving(rows: int, run_s: float, queue_rows: int) -> Iterator[_Child]:
+    given = [str(rows), str(run_s), str(queue_rows)]
+    command = [sys.executable, "-m", "servax.experiments.overload", "--child", ",".join(given)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        child = _Child(process)
+        try:
+            yield child
+        finally:
+            if process.poll() is None:
+                child.end()
 
 
-class _Pool:
-    """Connections, and what came back: (status, seconds since the request was due)."""
+def _with_pool(port: int, connections: int, use: Callable[[Pool], Coroutine[Any, Any, T]]) -> T:
+    async def run() -> T:
+        pool = await Pool(port).fill(connections)
+        try:
+            return await use(pool)
+        finally:
+            await pool.close()
 
-    def __init__(self) -> None:
-        self.all: list[_Client] = []
-        self.free: list[_Client] = []
-        self.seen: list[tuple[int, float]] = []
-        self.unsent = 0
-
-    async def close(self) -> None:
-        """Close the connections; their ends are seen by the loop before it is gone."""
-        for client in self.all:
-            client.abort()
-        await asyncio.sleep(0.05)
-
-    def answered(self, client: _Client, status: int, seconds: float) -> None:
-        self.seen.append((status, seconds))
-        self.free.append(client)
+    return asyncio.run(run())
 
 
-async def _open(port: int) -> _Pool:
-    pool, loop = _Pool(), asyncio.get_running_loop()
-    for _ in range(_CONNECTIONS):
-        _, client = await loop.create_connection(lambda: _Client(pool), "127.0.0.1", port)
-        pool.all.append(client)
-    pool.free = list(pool.all)
-    return pool
+async def _capacity(pool: Pool, rows: int, seconds: float) -> float:
+    return await answers_a_second(pool, infer_request(_LENGTH, 60.0), 3 * rows, seconds)
 
 
-async def load(port: int, rate: float, seconds: float, timeout_s: float) -> _Pool:
-    """Send at a rate, Poisson arrivals, each timed from when it was due."""
-    pool = await _open(port)
-    request = _request(timeout_s)
-    arrivals = np.cumsum(np.random.default_rng(0).exponential(1 / rate, round(rate * seconds)))
-    begin_s = time.perf_counter()
-    for due_s in (begin_s + arrivals).tolist():
-        while (left_s := due_s - time.perf_counter()) > 0:
-            await asyncio.sleep(left_s)
-        if pool.free:
-            pool.free.pop().send(due_s, request)
-        else:
-            pool.unsent += 1  # all connections wait: a client would have given up
-            await asyncio.sleep(0)
+async def _load(pool: Pool, rate: float, seconds: float, timeout_s: float) -> Pool:
+    await send_by_clock(pool, infer_request(_LENGTH, timeout_s), rate, seconds)
     await asyncio.sleep(max(1.0, 2 * timeout_s))
-    await pool.close()
     return pool
 
 
-async def capacity(port: int, seconds: float) -> float:
-    """Answers a second with always three batches of requests in flight."""
-    pool = await _open(port)
-    request, begin_s = _request(60.0), time.perf_counter()
-    spare = len(pool.free) - 3 * _ROWS
-    while time.perf_counter() < begin_s + seconds:
-        while len(pool.free) > spare:
-            pool.free.pop().send(time.perf_counter(), request)
-        await asyncio.sleep(0.001)
-    rate = sum(status == 200 for status, _ in pool.seen) / (time.perf_counter() - begin_s)
-    await pool.close()
-    return rate
-
-
-async def _one(port: int, timeout_s: float) -> float:
-    pool = await _open(port)
-    pool.free.pop().send(time.perf_counter(), _request(timeout_s))
+async def _one(pool: Pool) -> float:
+    pool.send(time.perf_counter(), infer_request(_LENGTH, 5.0))
     while not pool.seen:
         await asyncio.sleep(0.001)
-    await pool.close()
     status, seconds = pool.seen[0]
     if status != 200:
         raise ExperimentError(f"A second after the load the server must answer; it said {status}.")
@@ -166,20 +131,14 @@ async def _one(port: int, timeout_s: float) -> float:
 
 def measure(times: float, seconds: float, timeout_s: float, queue_rows: int) -> dict[str, Any]:
     """Load a server of its own with so many times its capacity."""
-    command = [sys.executable, "-m", "servax.experiments.overload", "--child", str(queue_rows)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        if process.stdin is None or process.stdout is None:
-            raise ExperimentError("A child process must have its pipes; it has none.")
-        port = int(process.stdout.readline())
-        try:
-            full_rps = asyncio.run(capacity(port, 4.0))
-            memory = rss_bytes(process.pid)
-            pool = asyncio.run(load(port, times * full_rps, seconds, timeout_s))
-            grown = rss_bytes(process.pid) - memory
-            recovery_s = asyncio.run(_one(port, timeout_s))
-        finally:
-            process.stdin.close()
-            process.wait(60)
+    with _serving(_ROWS, _RUN_S, queue_rows) as child:
+        full_rps = _with_pool(child.port, 4 * _ROWS, lambda pool: _capacity(pool, _ROWS, min(4.0, seconds)))
+        memory = rss_bytes(child.pid)
+        pool = _with_pool(
+            child.port, _CONNECTIONS, lambda pool: _load(pool, times * full_rps, seconds, timeout_s)
+        )
+        grown = rss_bytes(child.pid) - memory
+        recovery_s = _with_pool(child.port, 1, _one)
     return _summary(pool, seconds, timeout_s, full_rps) | {
         "times": times,
         "memory_growth_mb": grown / 1e6,
@@ -187,7 +146,36 @@ def measure(times: float, seconds: float, timeout_s: float, queue_rows: int) -> 
     }
 
 
-def _summary(pool: _Pool, seconds: float, timeout_s: float, full_rps: float) -> dict[str, Any]:
+def impatient(times: float, seconds: float, *, told: bool) -> dict[str, Any]:
+    """Customers who leave and come again; whether the server is told how long they wait."""
+    request = infer_request(_LENGTH, _PATIENCE_S if told else None)
+
+    async def come(pool: Pool) -> Impatient:
+        customers = Impatient(pool, request, _PATIENCE_S, _RETRIES)
+        await customers.come(times * full_rps, seconds)
+        await asyncio.sleep(1.0)
+        return customers
+
+    warm_s = min(2.0, seconds)
+    with _serving(1, _IMPATIENT_RUN_S, 1000) as child:
+        full_rps = _with_pool(child.port, 4, lambda pool: _capacity(pool, 1, warm_s))
+        found = _with_pool(child.port, 50, come)
+        recovery_s = _with_pool(child.port, 1, _one)
+        runs = child.end() - round(warm_s * full_rps)
+    good = np.array(found.good)
+    everybody = len(good) + found.lost
+    return {
+        "capacity_rps": full_rps,
+        "goodput": len(good) / (good.max() - good.min()) / full_rps if len(good) > 1 else 0.0,
+        "customers_served": len(good) / everybody,
+        "gave_up": found.gave_up,
+        "refused": found.refused,
+        "in_vain": max(0.0, 1 - len(good) / runs),
+        "recovery_ms": recovery_s * 1e3,
+    }
+
+
+def _summary(pool: Pool, seconds: float, timeout_s: float, full_rps: float) -> dict[str, Any]:
     good = np.array([s for status, s in pool.seen if status == 200]) * 1e3
     refused = np.array([s for status, s in pool.seen if status == 429]) * 1e3
     others = sorted({status for status, _ in pool.seen} - {200, 429, 504})
@@ -208,6 +196,7 @@ def _summary(pool: _Pool, seconds: float, timeout_s: float, full_rps: float) -> 
         "first_refusal_ms": float(refused[0]),
         "refusal_p50_ms": float(np.percentile(refused, 50)),
         "refusal_p99_ms": float(np.percentile(refused, 99)),
+        "client_lag_p99_ms": float(np.percentile(pool.lags, 99)) * 1e3,
     }
 
 
@@ -217,15 +206,19 @@ def main(
     seconds: Annotated[float, typer.Option(min=1.0, help="Of load.")] = 20.0,
     timeout_s: Annotated[float, typer.Option(min=0.05, help="Deadline of each request.")] = 0.5,
     queue_rows: Annotated[int, typer.Option(min=4, help="Most rows that wait.")] = 1000,
-    child: Annotated[int, typer.Option("--child", hidden=True)] = 0,
+    child: Annotated[str, typer.Option("--child", hidden=True)] = "",
 ) -> None:
     """Load a server with many times its capacity and see what it does."""
     if child:
-        serve_child(child)
+        batch, run_s, queue = child.split(",")
+        serve_child(int(batch), float(run_s), int(queue))
         return
     found = measure(times, seconds, timeout_s, queue_rows)
-    rows = [{"what": key, "value": value} for key, value in found.items()]
-    print_table("Overload", {"what": "figure", "value": "value|,.2f"}, rows)
+    found["impatient"] = impatient(5.0, seconds / 2, told=True)
+    found["impatient_untold"] = impatient(5.0, seconds / 2, told=False)
+    for title, part in (("Overload", found), *((name, found[name]) for name in _PARTS)):
+        rows = [{"what": key, "value": value} for key, value in part.items() if key not in _PARTS]
+        print_table(title, {"what": "figure", "value": "value|,.2f"}, rows)
     if json_file is not None:
         write_json(json_file, {"machine": machine(), **found})
 

@@ -189,8 +189,10 @@ def _later(now: float, then: float, left: int) -> float:
     return then
 
 
-class _Nobody:
+class Nobody:
     """The sink of simulated requests."""
+
+    lag_s = 0.0
 
     def deliver(self, requests: Iterable[Request]) -> None:
         """Nobody waits for them."""
@@ -206,7 +208,7 @@ def _requests(sizes: ArrayLike, arrivals_s: ArrayLike) -> tuple[list[Request], l
         )
     if not np.isfinite(arrivals).all() or (np.diff(arrivals) < 0).any():
         raise ExperimentError("Arrivals are finite and do not fall; sort the trace by arrival.")
-    sink = _Nobody()
+    sink = Nobody()
     nothing: tuple[dict[str, np.ndarray], ...] = ({},)
     requests = [
         Request(nothing, [tuple(row)], arrived_s=at, sink=sink)

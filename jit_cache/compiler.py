@@ -18,6 +18,8 @@ from .seal import open_seal
 T = TypeVar("T")
 _STACK_BYTES = 64 << 20
 _stack_lock = threading.Lock()
+# Lowering is not thread-safe, and several servers in a process have a service each.
+_turn = threading.Lock()
 
 
 class CompileService:
@@ -56,7 +58,7 @@ class CompileService:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                with compile_log().during(self._phase), open_seal():
+                with _turn, compile_log().during(self._phase), open_seal():
                     result = job()
             except BaseException as error:  # the future carries it to whoever waits
                 future.set_exception(error)

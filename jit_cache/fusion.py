@@ -11,7 +11,6 @@ from typing import Any
 
 from .hlo import Computation, HloModule, Instruction, parse_hlo
 from .hlo_cost import FREE, flops, is_matrix, traffic
-from .program import Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ def inspect_program(program: Any) -> FusionReport:
     Args:
         program: a `Program`, or anything with ``as_text()`` such as `jax.stages.Compiled`.
     """
-    compiled = program.executable if isinstance(program, Program) else program
+    compiled = getattr(program, "executable", program)
     report = analyse(compiled.as_text() or "")
     cost = compiled.cost_analysis() if hasattr(compiled, "cost_analysis") else None
     if isinstance(cost, list):

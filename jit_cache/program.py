@@ -173,7 +173,7 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
         facts,
         used_leaves=built.used_leaves,
         used_inputs=built.used_inputs,
-        together=servable.placement is not None,
+        together=len(servable.devices or ()) > 1,
     )
 
 

@@ -12,7 +12,7 @@ _REMEDIES = {
     "junk": "take masked elements out with jnp.where before they are used",
     "order": "use the 'positions' input or a row's own data, never a row's place in the batch",
     "rows": "let no statistic, maximum, ranking or capacity run over the batch dim",
-    "empty": "mask with a large finite number, or select with jnp.where(any(mask), ..., 0)",
+    "empty": "divide by jnp.maximum(count, 1), mask scores with a large finite number, or select",
 }
 
 

@@ -145,6 +145,18 @@ class Servable:
             made.apply, made.variant, made._made = self._variants[name], name, {}
         return made
 
+    def placed(self, placement: Placement) -> "Servable":
+        """The servable on other devices; its outputs stay as they are.
+
+        Raises:
+            SignatureError: if its parameters cannot be split so.
+        """
+        _ = self.outputs
+        made = copy.copy(self)
+        made.placement, made._made = placement, {}
+        made._shardings = placement.of_params(self.abstract_params)
+        return made
+
     @property
     def weights_bytes(self) -> int:
         """Bytes of the parameters."""

@@ -89,7 +89,7 @@ class StoredPrograms:
             facts,
             used_leaves=loaded.facts[_USED_LEAVES],
             used_inputs=loaded.facts[_USED_INPUTS],
-            together=servable.placement is not None,
+            together=len(servable.devices or ()) > 1,
             variant=servable.variant,
         )
 
@@ -165,6 +165,18 @@ class StoredPrograms:
         """Seconds of one run, if an earlier start measured them; compile thread."""
         digest = self._timed_as(servable, bucket, plan)
         return None if digest is None else self.store.timings.get(digest)
+
+    def measured_scratch(self, servable: Servable, bucket: Bucket, nbytes: int) -> None:
+        """Remember what libraries took beside the compiler's scratch while a program ran."""
+        key = self.fingerprint(servable, bucket)
+        if key is not None:
+            self.store.timings.set(f"{key.digest}:scratch", max(nbytes, 1) / 2**20)
+
+    def scratch(self, servable: Servable, bucket: Bucket) -> int | None:
+        """That many bytes, if an earlier start measured them; compile thread."""
+        key = self.fingerprint(servable, bucket)
+        mib = None if key is None else self.store.timings.get(f"{key.digest}:scratch")
+        return None if mib is None else int(mib * 2**20)
 
     def _timed_as(self, servable: Servable, bucket: Bucket, plan: StepPlan | None) -> str | None:
         if plan is None:

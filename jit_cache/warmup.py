@@ -8,7 +8,7 @@ serves.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,9 +25,9 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class WarmBucket:
-    """One warm bucket: what the compiler said and how long one run took, in seconds."""
+    """One warm bucket, or what else names a program: what the compiler said, and seconds of one run."""
 
-    bucket: Bucket
+    bucket: Hashable
     facts: ProgramFacts
     run_s: float
 
@@ -37,7 +37,7 @@ class WarmupStep:
     """Progress: one more bucket is done, warm or failed.
 
     Attributes:
-        bucket: which.
+        bucket: which; or what else names a program.
         done: buckets done so far, this one included.
         total: buckets to do.
         elapsed_s: seconds since warm-up began.
@@ -45,7 +45,7 @@ class WarmupStep:
         facts: of the program, where nothing went wrong.
     """
 
-    bucket: Bucket
+    bucket: Hashable
     done: int
     total: int
     elapsed_s: float
@@ -68,7 +68,7 @@ class WarmupReport:
 
     total: int
     warm: list[WarmBucket] = field(default_factory=list)
-    failed: dict[Bucket, str] = field(default_factory=dict)
+    failed: dict[Hashable, str] = field(default_factory=dict)
     elapsed_s: float = 0.0
     stopped: bool = False
     enough: bool = False

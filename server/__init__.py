@@ -10,6 +10,7 @@ from .errors import (
     Closed,
     ConfigError,
     DeadlineExceeded,
+    DeviceFailed,
     ModelError,
     NonFiniteInput,
     NotReady,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from .api import Server
     from .batching.admission import QueueLimits
     from .batching.batch import BatchRecord
+    from .batching.faults import FaultPolicy
+    from .batching.pins import Pin, pinned
     from .hosting.model import Model
     from .hosting.refit import RefitPolicy
 
@@ -37,12 +40,15 @@ __all__ = [
     "Closed",
     "ConfigError",
     "DeadlineExceeded",
+    "DeviceFailed",
+    "FaultPolicy",
     "Model",
     "ModelError",
     "NonFiniteInput",
     "NotReady",
     "Overloaded",
     "PayloadTooLarge",
+    "Pin",
     "QueueLimits",
     "RefitPolicy",
     "Server",
@@ -51,6 +57,7 @@ __all__ = [
     "TooManyRows",
     "Unavailable",
     "UnknownModel",
+    "pinned",
 ]
 
 __getattr__, __dir__ = attach(
@@ -59,6 +66,8 @@ __getattr__, __dir__ = attach(
         ".batching.admission": ["QueueLimits"],
         ".api": ["Server"],
         ".batching.batch": ["BatchRecord"],
+        ".batching.pins": ["Pin", "pinned"],
+        ".batching.faults": ["FaultPolicy"],
         ".hosting.model": ["Model"],
         ".hosting.refit": ["RefitPolicy"],
     },

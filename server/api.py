@@ -1,7 +1,5 @@
 """The server as Python sees it: start, warm up, answer, drain."""
 
-import asyncio
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
@@ -10,30 +8,36 @@ from typing import Any, Self
 import jax
 
 from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
+from ..jit_cache.replicas import Replicas
 from ..jit_cache.store import Store
 from .batching.admission import QueueLimits, check_window
+from .batching.batch import BatchRecord
 from .batching.batcher import Policy
 from .batching.clock import Clock, MonotonicClock
-from .batching.device import BatchRecord, DeviceLoop
 from .batching.dispatcher import Dispatcher
+from .batching.faults import FaultPolicy, FaultRecord
+from .batching.loops import DeviceLoops
 from .batching.request import DEFAULT_PRIORITY
+from .batching.shares import written_weights
 from .batching.sinks import Sinks
 from .errors import Closed, ConfigError, Unavailable, UnknownModel
 from .hosting.calls import map_items, read_call
 from .hosting.model import Model
 from .hosting.programs import Programs
 from .hosting.refit import RefitPolicy, Refitter
-from .hosting.refitting import refitter
+from .hosting.refitting import Refitting
 from .hosting.shared import Compile, Shared
 from .hosting.versions import Versions
 from .hosting.warming import OnProgress, WarmUp
+from .life import Life
+from .tracing import Tracing, recorded_trace
 
 # How long close() waits for a thread that should end at once; one that hangs is left behind.
 _JOIN_S = 5.0
 
 
-class Server:
-    """Serves one or more servables from one device.
+class Server(Life):
+    """Serves one or more servables from one device, or from several that each hold all of them.
 
     Use it as a context manager (starts, waits until ready, drains and closes), or call `start`,
     `wait_ready` and `close`.
@@ -41,23 +45,31 @@ class Server:
     Args:
         servables: what to serve; names are distinct.
         max_wait_s: most seconds that an idle device waits for a batch to fill.
+        max_age_s: a row that waited so long goes before every younger one, whatever the priorities.
+        priority_weights: shares of the device's time by priority, such as ``{1: 8, 5: 2}``; those not named
+            have 1. None for strict order.
         queue: bounds on what may wait.
         max_request_rows: most rows in one request.
         timeout_s: most seconds that any request may take; a caller may ask for less. None for no bound.
         stall_s: a device that finishes nothing of what it holds for so long is taken for hung: `live` and
             `ready` turn false and those who wait are told.
+        faults: what is done about a device that fails: retries, and when it is left alone.
         ready_when: ``"grid"``: ready once every bucket is warm; ``"coverage"``: once the bucket that holds
             everything is, the others following in the background.
         seal: forbid tracing in the whole process once warm (`servax serve` does); otherwise only the
             server's own path is kept from compiling.
-        depth: batches in flight; by default 1 on a CPU, 2 elsewhere.
+        depth: batches in flight on each device; by default 1 on a CPU, 2 elsewhere.
+        devices: where the models are copied to; one queue feeds them all, and one that fails is left out.
+            None for the default device, or those that a servable is placed on.
         on_progress: called with the model's name and each warm-up step, in the warm-up thread.
         on_batch: called with each batch's record, in the device thread.
+        on_fault: called with each fault of the device, in the device thread.
         store: where programs are kept between starts; None keeps none.
         refit: when a grid that no longer fits what arrives is fitted anew; None for never.
         programs: how programs are ordered, kept, budgeted and checked.
         clock: source of time, for tests.
         compile_program: makes the program of a bucket (`batching.fake_device` needs no model).
+        tracing: makes spans of the calls that a transport traces; None costs one check a call.
 
     Raises:
         ConfigError: on an impossible setting.
@@ -67,21 +79,28 @@ class Server:
         self,
         *servables: Servable,
         max_wait_s: float = 0.0,
+        max_age_s: float = 1.0,
+        priority_weights: Mapping[int, float] | None = None,
         queue: QueueLimits | None = None,
         max_request_rows: int = 2048,
         timeout_s: float | None = None,
         stall_s: float = 120.0,
+        faults: FaultPolicy | None = None,
         ready_when: str = "grid",
         seal: bool = False,
         depth: int | None = None,
+        devices: Sequence[jax.Device] | None = None,
         on_progress: OnProgress | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
+        on_fault: Callable[[FaultRecord], None] | None = None,
         store: Store | None = None,
         refit: RefitPolicy | None = None,
         programs: Programs | None = None,
         clock: Clock | None = None,
         compile_program: Compile = compile_program,
+        tracing: Tracing | None = None,
     ) -> None:
+        super().__init__()
         names = [servable.name for servable in servables]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"a server needs models with distinct names; got {names}")
@@ -92,9 +111,12 @@ class Server:
             )
         for servable in servables:
             check_window(limits, servable.grid.max_rows, max_wait_s)
+        policy = Policy(max_wait_s=max_wait_s, max_age_s=max_age_s, weights=priority_weights)
         self.options: Mapping[str, Any] = MappingProxyType(
             {
                 "max_wait_ms": max_wait_s * 1e3,
+                "max_age_s": max_age_s,
+                "priorities": written_weights(priority_weights),
                 "max_request_rows": max_request_rows,
                 "timeout_s": timeout_s,
                 "stall_s": stall_s,
@@ -102,21 +124,29 @@ class Server:
                 "seal": seal,
             }
             | {f"queue.{name}": value for name, value in asdict(limits).items()}
+            | {f"faults.{name}": value for name, value in asdict(faults or FaultPolicy()).items()}
         )
         self._clock = clock if clock is not None else MonotonicClock()
         stored = StoredPrograms(store) if store is not None else None
         self._compiler = CompileService()
-        self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s)
+        make: Compile = compile_program if stored is None else stored
+        count = 1
+        if devices is not None:
+            make = replicas = Replicas(devices, make)
+            count = len(devices)
+            for servable in servables:
+                replicas.check(servable)
+        self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s, faults=faults, devices=count)
         shared = Shared(
             dispatcher=self._dispatcher,
             compiler=self._compiler,
             clock=self._clock,
             sinks=Sinks(),
-            policy=Policy(max_wait_s=max_wait_s),
+            policy=policy,
             max_request_rows=max_request_rows,
             timeout_s=timeout_s,
             ready_when=ready_when,
-            compile_program=compile_program if stored is None else stored,
+            compile_program=make,
             programs=programs if programs is not None else Programs(),
         )
         made = [Model(servable, shared) for servable in servables]
@@ -124,7 +154,18 @@ class Server:
         self.models: Mapping[str, Model] = MappingProxyType(served)
         if depth is None:
             depth = 1 if jax.default_backend() == "cpu" else 2
-        self._device = DeviceLoop(self._dispatcher, made, self._clock, depth=depth, on_batch=on_batch)
+        self._device = DeviceLoops(
+            self._dispatcher,
+            made,
+            self._clock,
+            count,
+            depth=depth,
+            on_batch=on_batch,
+            on_fault=on_fault,
+            faults=faults,
+        )
+        if tracing is not None:
+            self._dispatcher.trace_of_call, self._device.on_landed = recorded_trace, tracing.landed
         self._warmup = WarmUp(
             made,
             self._compiler,
@@ -135,37 +176,19 @@ class Server:
             stored=stored,
             options=shared.programs,
         )
-        self._versions = Versions(made, served, shared, self._warmup.probe)
-        self.refitters: Mapping[str, Refitter] = MappingProxyType(
-            {
-                model.name: refitter(model, refit, self._dispatcher, self._clock, self._warmup.probe)
-                for model in made
-                if refit is not None
-            }
-        )
-        self._life = threading.Lock()
-        self._over = threading.Event()
-        self._state = "new"
+        self._refitting = Refitting(refit, made, self._dispatcher, self._clock, self._warmup.probe)
+        self.refitters: Mapping[str, Refitter] = self._refitting.by_name
+        self._versions = Versions(made, served, shared, self._warmup.probe, self._refitting)
 
     # -- life ---------------------------------------------------------------------------------------
 
-    def start(self) -> Self:
-        """Begin to warm up in the background; returns at once.
-
-        Raises:
-            Closed: if it was started or closed before.
-        """
-        with self._life:
-            if self._state != "new":
-                raise Closed(f"a server is started once; this one is {self._state}: make a new one")
-            self._dispatcher.start()
-            self._device.start()
-            # Not before: a probe that comes in between would see a server without its device thread.
-            self._state = "started"
-            self._warmup.start()
-            for refitter in self.refitters.values():
-                refitter.start()
-        return self
+    def _begin(self) -> None:
+        self._dispatcher.start()
+        self._device.start()
+        # Not before: a probe that comes in between would see a server without its device thread.
+        self._state = "started"
+        self._warmup.start()
+        self._refitting.start()
 
     def wait_ready(self, timeout_s: float = 900.0) -> Self:
         """Block until every model is ready.
@@ -188,85 +211,54 @@ class Server:
             )
         return self
 
-    def close(self, drain_s: float = 30.0) -> None:
-        """Take no more requests, answer those admitted until the deadline, fail the rest, end the threads.
-
-        Calling it again waits until the first call is through, but no longer for answers than its own
-        `drain_s`.
-
-        Raises:
-            RuntimeError: if called in the device thread, such as from a callback of a future.
-        """
-        if self._device.current:
-            raise RuntimeError("the device thread cannot close its own server; call close from another one")
-        with self._life:
-            first = self._state in ("new", "started")
-            if first:
-                self._state = "draining"
-        if not first:
-            if not self._over.wait(drain_s):
-                self._dispatcher.close()
-                self._over.wait()
-            return
+    def _end(self, drain_s: float, *, started: bool) -> None:
         try:
             self._dispatcher.drain()
             self._warmup.stop()
             self._versions.stop()
-            for refitter in self.refitters.values():
-                refitter.stop()
+            self._refitting.stop()
             self._dispatcher.wait_idle(drain_s)
         finally:
             self._dispatcher.close()
             self._device.join(_JOIN_S)
             self._compiler.close()
             self._warmup.join(_JOIN_S)
-            for refitter in self.refitters.values():
-                refitter.join(_JOIN_S)
-            self._state = "closed"
-            self._over.set()
+            self._refitting.join(_JOIN_S)
+            if not self._device.alive:
+                self._warmup.remember()
 
-    async def aclose(self, drain_s: float = 30.0) -> None:
-        """`close` without holding the event loop."""
-        await asyncio.to_thread(self.close, drain_s)
+    def _hurry(self) -> None:
+        self._dispatcher.close()
 
-    def __enter__(self) -> Self:
-        try:
-            return self.start().wait_ready()
-        except BaseException:
-            self.close(drain_s=0.0)
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    @property
+    def _inside(self) -> bool:
+        return self._device.current
 
     # -- health -------------------------------------------------------------------------------------
 
     @property
     def live(self) -> bool:
-        """Whether the process can still answer; False once the device thread ended or hangs."""
+        """Whether the process can still answer; False once the device thread ended, hangs or gave up."""
         if self._state == "new":
             return True
-        return self._device.alive and self._device.failure is None and not self._dispatcher.stalled
+        lost = self._dispatcher.devices.gone
+        return self._device.alive and self._device.failure is None and not lost
 
     @property
     def ready(self) -> bool:
         """Whether every model is ready and requests are taken."""
-        return self._state == "started" and self.live and all(model.ready for model in self.models.values())
+        able = self.live and self._dispatcher.devices.able > 0
+        return self._state == "started" and able and all(model.ready for model in self.models.values())
 
     @property
     def warm(self) -> bool:
         """Whether every program that is to be served was made; it may be ready, and slower, before."""
         return self._warmup.finished and all(report.complete for report in self.reports.values())
 
-    @property
-    def draining(self) -> bool:
-        """Whether `close` was called."""
-        return self._state in ("draining", "closed")
-
     def status(self) -> dict[str, Any]:
         """State, warm-up progress and failures, for people and for the body of a 503."""
         reports = self.reports
-        error = self._warmup.error or self._device.failure
+        error = self._warmup.error or self._device.failure or self._dispatcher.devices.trouble
         return {
             "state": self._state_word(),
             "done": sum(len(report.warm) for report in reports.values()),
@@ -286,6 +278,8 @@ class Server:
             return "ready"
         if self._dispatcher.stalled:
             return "stalled"
+        if not self._dispatcher.devices.able:
+            return "broken"
         lost = any(model.lost for model in self.models.values())
         return "failed" if lost or self._warmup.error or self._device.failure else "warming"
 
@@ -307,8 +301,8 @@ class Server:
     def replace(self, servable: Servable, *, timeout_s: float = 300.0) -> Model:
         """Swap a new version of a model in without a pause; blocks until the old one has let go.
 
-        The new version is warmed beside the old one, and no batch mixes them. A grid that is fitted to
-        traffic stays with the old version.
+        The new version is warmed beside the old one, and no batch mixes them. Where grids are fitted to
+        traffic, the new version begins with the fitted one, and is re-fitted on.
 
         Args:
             servable: the new version, under the name of a model that is served.
@@ -317,10 +311,7 @@ class Server:
         Raises:
             ConfigError, WarmupError, Closed, TimeoutError: see `Versions.change`.
         """
-        model = self._versions.change(servable, timeout_s)
-        if (refitting := self.refitters.get(servable.name)) is not None:
-            refitting.stop()
-        return model
+        return self._versions.change(servable, timeout_s)
 
     # -- answers ------------------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from .batching.shares import parse_weights
 from .programs_config import ProgramsConfig
 
 
@@ -67,17 +68,67 @@ class QueueConfig(BaseModel):
     client_rows: int | None = Field(default=None, gt=0)
 
 
+class GenerationConfig(BaseModel):
+    """How a model that generates text runs; `max_batch` says how many texts run at once.
+
+    Attributes:
+        cache_tokens: tokens that the pool of keys and values holds, over all texts; None means 1,024 for each
+            text that runs at once, or with `memory_budget` as many as fit. It gets fewer if they do not fit.
+        page_size: tokens in a page, the unit in which the pool is given out and shared.
+        prefill_chunk: most tokens of prompts read between two tokens of a running text; None means 64 on
+            CPU and 512 elsewhere.
+        decode_steps: tokens chosen in one launch where nobody can join or leave; 1 for never more.
+        prefix_cache: whether prompts that begin alike share pages.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cache_tokens: int | None = Field(default=None, gt=0)
+    page_size: int = Field(default=64, gt=0)
+    prefill_chunk: int | None = Field(default=None, gt=0)
+    decode_steps: int = Field(default=1, gt=0)
+    prefix_cache: bool = True
+
+
+class FaultsConfig(BaseModel):
+    """What is done about a device that fails.
+
+    Attributes:
+        retries: how often a batch that the device failed runs again, within the deadlines of its requests.
+        open_after: so many failed batches in a row and requests are refused, until a trial run works.
+        backoff_s: seconds until the first trial; each that fails doubles it.
+        most_backoff_s: most seconds between two trials.
+        gone_after: so many failed trials in a row and `live` turns false.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    retries: int = Field(default=2, ge=0)
+    open_after: int = Field(default=3, gt=0)
+    backoff_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    most_backoff_s: float = Field(default=30.0, gt=0, allow_inf_nan=False)
+    gone_after: int = Field(default=5, gt=0)
+
+
 class ModelConfig(BaseModel):
     """One model to serve.
 
     Attributes:
-        model: a built-in name, a checkpoint folder, a hub id, or `module:attribute` that names a `Servable`.
+        model: a built-in name, a checkpoint folder, a GGUF file, a hub id, or `module:attribute` that names a
+            `Servable`.
         name: the model's name on the wire; None takes the model's own.
-        max_batch: rows of the largest bucket; None means 32.
-        max_length: limit of the length axis, in tokens; None takes the model's own.
+        max_batch: rows of the largest bucket, or texts that are generated at once; None means 32.
+        max_length: limit of the length axis in tokens, or of prompt and text together; None takes the model's
+            own.
         scheme: ladder of the varying axes, as `name` or `name:argument,...`; None means
             `powers_of_two:16`.
         max_elements: most elements (rows x tokens) of a bucket; None for no bound.
+        layout: `padded`: each text a row of its own; `packed`: texts share rows, which wastes less, where the
+            model can tell them apart. None means `padded`.
+        max_segments: most texts in one packed row; None means 16.
+        sizes: `static`: a program for each bucket; `switched`: one program that holds all buckets; `tuned`:
+            both, and each bucket runs by the faster. None means `static`.
+        generation: of a model that generates text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,6 +139,10 @@ class ModelConfig(BaseModel):
     max_length: int | None = Field(default=None, gt=0)
     scheme: str | None = None
     max_elements: int | None = Field(default=None, gt=0)
+    layout: Literal["padded", "packed"] | None = None
+    max_segments: int | None = Field(default=None, gt=0)
+    sizes: Literal["static", "switched", "tuned"] | None = None
+    generation: GenerationConfig = GenerationConfig()
 
 
 class ServeConfig(ModelConfig, ProgramsConfig):
@@ -100,11 +155,16 @@ class ServeConfig(ModelConfig, ProgramsConfig):
         host: address to listen on.
         port: TCP port; 0 lets the system choose.
         max_wait_ms: how long an idle device may wait for more rows.
+        priorities: `strict`: a request of a lower number always goes first; or weights by number such as
+            `1=8,5=2,9=1`: under full load each gets its share of the device's time (1 if not named).
+        max_age_s: a request that waited so long goes before every younger one, whatever the priorities.
         max_request_rows: most rows in one request.
         timeout_s: most seconds that a request may take; a caller may ask for less. None for no bound.
+        replicas: on how many devices the models are copied, all fed by one queue; 0 takes all there are.
         stall_s: a device that finishes nothing for so long is taken for hung.
         ready_when: `grid`: ready once every program is warm; `coverage`: once the one that holds all is.
         queue: bounds on what may wait.
+        faults: what is done about a device that fails.
         store: where programs are kept between starts: a directory or an fsspec URL; None means the user's
             cache directory.
         use_store: whether programs are kept at all.
@@ -120,6 +180,8 @@ class ServeConfig(ModelConfig, ProgramsConfig):
         drain_s: seconds that admitted requests get after a stop signal.
         log_level: of the server's logs; `info` has a line for each request.
         log_format: `text` for people, `json` for machines.
+        traces: whether spans of each request are exported by OpenTelemetry, as its OTEL_* variables say;
+            needs `servax[otel]`.
         http: limits of the HTTP front.
         grpc: limits of the gRPC front.
     """
@@ -128,11 +190,15 @@ class ServeConfig(ModelConfig, ProgramsConfig):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     max_wait_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    priorities: str = "strict"
+    max_age_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_request_rows: int = Field(default=2048, gt=0)
     timeout_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    replicas: int = Field(default=1, ge=0)
     stall_s: float = Field(default=120.0, gt=0)
     ready_when: Literal["grid", "coverage"] = "grid"
     queue: QueueConfig = QueueConfig()
+    faults: FaultsConfig = FaultsConfig()
     store: str | None = Field(default=None, min_length=1)
     use_store: bool = True
     store_max_bytes: int | None = Field(default=None, gt=0)
@@ -146,6 +212,7 @@ class ServeConfig(ModelConfig, ProgramsConfig):
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)
     log_level: Literal["critical", "error", "warning", "info", "debug"] = "warning"
     log_format: Literal["text", "json"] = "text"
+    traces: bool = False
     http: HttpConfig = HttpConfig()
     grpc: GrpcConfig = GrpcConfig()
 
@@ -153,6 +220,12 @@ class ServeConfig(ModelConfig, ProgramsConfig):
     def served(self) -> tuple[ModelConfig, ...]:
         """The models to serve, one or several."""
         return self.models or (self,)
+
+    @field_validator("priorities")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        parse_weights(text)
+        return text
 
     @model_validator(mode="after")
     def _consistent(self) -> "ServeConfig":
@@ -163,6 +236,11 @@ class ServeConfig(ModelConfig, ProgramsConfig):
             raise ValueError(
                 f"max_request_rows is at most the {self.queue.rows} of queue.rows; got "
                 f"{self.max_request_rows}: change one of them"
+            )
+        if self.faults.backoff_s > self.faults.most_backoff_s:
+            raise ValueError(
+                f"faults.backoff_s is at most faults.most_backoff_s, {self.faults.most_backoff_s:g}; got "
+                f"{self.faults.backoff_s:g}: change one of them"
             )
         single = sorted(self.model_fields_set & set(ModelConfig.model_fields))
         if self.models and single:

@@ -41,6 +41,8 @@ class CallContext:
     trace: Trace | None = None
 
 
+# Set by who traces calls, around all else; then it is the trace of the call, whatever its headers say.
+TRACE: ContextVar[Trace | None] = ContextVar("servax_trace", default=None)
 CALL: ContextVar[CallContext | None] = ContextVar("servax_call", default=None)
 
 

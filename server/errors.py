@@ -13,11 +13,13 @@ class ServerError(Exception):
         http_status: HTTP status code of the answer.
         grpc_status: name of the gRPC status code of the answer.
         reason: short, stable, machine-readable word; also the label in `/metrics`.
+        request_id: of the request that it answered; known to clients only.
     """
 
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
     reason: ClassVar[str] = "internal"
+    request_id: str | None = None
 
 
 class BadRequest(ServerError, ValueError):
@@ -113,11 +115,22 @@ class Overloaded(ServerError):
 
 
 class Unavailable(ServerError):
-    """The server is starting, draining, or its device loop has failed."""
+    """The server is starting, draining, or its device loop has failed.
+
+    Attributes:
+        retry_after_s: seconds after which the server asked to be asked again; known to clients only.
+    """
 
     http_status = 503
     grpc_status = "UNAVAILABLE"
     reason = "unavailable"
+    retry_after_s: float | None = None
+
+
+class DeviceFailed(Unavailable):
+    """The device failed, and not on account of this request."""
+
+    reason = "device"
 
 
 class NotReady(Unavailable):

@@ -39,7 +39,13 @@ class Candidate:
     chosen: bool
 
 
-def explain(grid: Grid, measured: Mapping[Bucket, float], rows: int, sizes: Sequence[int]) -> dict[str, Any]:
+def explain(
+    grid: Grid,
+    measured: Mapping[Bucket, float],
+    rows: int,
+    sizes: Sequence[int],
+    planner: Planner | None = None,
+) -> dict[str, Any]:
     """The plan for a request that comes alone, and what every other bucket would cost.
 
     Args:
@@ -47,6 +53,7 @@ def explain(grid: Grid, measured: Mapping[Bucket, float], rows: int, sizes: Sequ
         measured: seconds of those that ran.
         rows: rows of the request.
         sizes: of each row, in the order of the grid's item axes.
+        planner: what plans; None for rows that are padded.
 
     Raises:
         DoesNotFit: if no bucket holds such a row; the nearest is named.
@@ -57,16 +64,18 @@ def explain(grid: Grid, measured: Mapping[Bucket, float], rows: int, sizes: Sequ
     cost = CostModel()
     for bucket, seconds in measured.items():
         cost.observe(bucket, seconds)
-    runs = Planner(grid, cost, window=_MOST_ROWS).plan([tuple(sizes)] * rows)
+    planner = Planner(grid, cost, window=_MOST_ROWS) if planner is None else planner.with_cost(cost)
+    runs = planner.plan([tuple(sizes)] * rows)
     chosen = {run.bucket for run in runs}
     elements = math.prod(sizes)
     candidates = []
     for bucket in grid.candidates(1, tuple(sizes)):
-        seconds, count = cost.seconds(bucket), math.ceil(rows / bucket.rows)
+        most = planner.most_rows(bucket, sizes)
+        seconds, count = cost.seconds(bucket), math.ceil(rows / most)
         candidates.append(
             Candidate(
                 str(bucket),
-                min(rows, bucket.rows),
+                min(rows, most),
                 count,
                 seconds,
                 seconds * count,
@@ -125,7 +134,7 @@ def explain_model(model: Any, rows: int, given: Mapping[str, int]) -> dict[str, 
         if not 1 <= size <= model.limits[axis]:
             raise BadRequest(f"{axis} is 1 to {model.limits[axis]}, got {size}; choose a size in that range.")
     sizes = [given[axis] for axis in grid.item_axes]
-    return {"model": model.name, **explain(grid, measured_of(model.cost), rows, sizes)}
+    return {"model": model.name, **explain(grid, measured_of(model.cost), rows, sizes, planner)}
 
 
 def measured_of(cost: CostModel) -> dict[Bucket, float]:
@@ -163,4 +172,16 @@ def grid_rows(model: Any, totals: Mapping[tuple[str, str], Mapping[str, Any]]) -
                 **totals.get((model.name, str(bucket)), {}),
             }
         )
+    return rows
+
+
+def program_rows(model: Any, totals: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each step program of a model that generates text: where it came from, what it did."""
+    rows = []
+    for one in list(model.report.warm):
+        key, facts = one.bucket, one.facts
+        if key.rows:
+            sizes = {"source": facts.source, "code_bytes": facts.code_bytes, "temp_bytes": facts.temp_bytes}
+            used = totals.get((model.name, str(key)), {})
+            rows.append({"program": str(key), "seconds": one.run_s, **sizes, **used})
     return rows

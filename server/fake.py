@@ -147,7 +147,7 @@ class FakeEngine:
     def status(self) -> dict[str, Any]:
         """See `Engine.status`."""
         state = "draining" if self.draining else "ready" if self.warm else "warming"
-        return {"state": state, "done": self.done, "total": self.total, "failed": {}}
+        return {"state": state, "done": self.done, "total": self.total, "warm": self.warm, "failed": {}}
 
     async def aclose(self, drain_s: float) -> None:
         """Marks everything closed at once."""

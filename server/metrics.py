@@ -12,6 +12,8 @@ from .recent import Recent
 
 if TYPE_CHECKING:
     from .batching.batch import BatchRecord
+    from .batching.faults import FaultRecord
+    from .generation.engine import StepRecord
 
 _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -60,6 +62,16 @@ class Metrics:
             registry=registry,
         )
         self._batch_counters(registry)
+        self._faults = Counter(
+            "servax_device_faults",
+            "Faults of the device by kind (memory, transient) and what was done: retried, halved, blamed (on "
+            "the rows), failed, opened (requests are refused), trial, gone, closed (it works again).",
+            ["model", "kind", "action"],
+            registry=registry,
+        )
+        self._down = Gauge(
+            "servax_device_down", "Devices that are left alone since they failed.", registry=registry
+        )
         self._compiles = Counter(
             "servax_compiles",
             "Programs compiled by XLA; phase `request` must stay 0.",
@@ -80,6 +92,19 @@ class Metrics:
             buckets=_COMPILE_S,
         )
         self._rows = Gauge("servax_rows", "Rows waiting or running.", ["model", "state"], registry=registry)
+        # Children by their labels: a look-up costs as much as the counting.
+        self._replies: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
+        self._of_bucket: dict[tuple[str, str], tuple[list[Counter], Histogram]] = {}
+        self._first_event = Histogram(
+            "servax_first_event_seconds",
+            "Seconds from a request to the first event of its stream: with text, to the first token.",
+            ["model", "route"],
+            registry=registry,
+            buckets=_LATENCY_S,
+        )
+        self._pages = Gauge(
+            "servax_free_pages", "Pages of the KV pool that texts can take.", ["model"], registry=registry
+        )
         for phase in ("warmup", "request"):
             self._compiles.labels(phase)
 
@@ -136,9 +161,19 @@ class Metrics:
             reason: the error's reason, or "".
             seconds: from arrival to answer.
         """
-        self._requests.labels(model, route, outcome, reason).inc()
-        self._latency.labels(model, route).observe(seconds)
+        key = (model, route, outcome, reason)
+        found = self._replies.get(key)
+        if found is None:
+            found = self._requests.labels(*key), self._latency.labels(model, route)
+            self._replies[key] = found
+        requests, latency = found
+        requests.inc()
+        latency.observe(seconds)
         self.recent.reply(time.monotonic(), seconds, good=outcome == "ok")
+
+    def first_event(self, model: str, route: str, seconds: float) -> None:
+        """Counts one stream that begins: seconds from the request's arrival to its first event."""
+        self._first_event.labels(model, route).observe(seconds)
 
     def shed(self, model: str, cause: str) -> None:
         """Counts one request that was refused for want of room, by what ran out."""
@@ -161,14 +196,19 @@ class Metrics:
             real: real elements (tokens) in it.
             computed: elements computed: the bucket's size.
             seconds: on the device.
-            reason: why it was launched: full, window, deadline or idle.
+            reason: why it was launched: full, window, deadline, idle, or step of a language model.
         """
+        found = self._of_bucket.get((model, bucket))
+        if found is None:
+            counters = (self._batch_rows, self._real, self._computed, self._wasted)
+            found = [one.labels(model, bucket) for one in counters], self._batch_seconds.labels(model, bucket)
+            self._of_bucket[model, bucket] = found
         self._batches.labels(model, bucket, reason).inc()
-        self._batch_rows.labels(model, bucket).inc(rows)
-        self._real.labels(model, bucket).inc(real)
-        self._computed.labels(model, bucket).inc(computed)
-        self._batch_seconds.labels(model, bucket).observe(seconds)
-        self._wasted.labels(model, bucket).inc(seconds * (1 - real / computed))
+        for counter, amount in zip(
+            found[0], (rows, real, computed, seconds * (1 - real / computed)), strict=True
+        ):
+            counter.inc(amount)
+        found[1].observe(seconds)
 
     def batch_record(self, record: "BatchRecord") -> None:
         """Counts one batch of the engine and its rows' time in the queue; give it to `Server(on_batch=)`."""
@@ -197,6 +237,31 @@ class Metrics:
             seconds=record.seconds,
             cold=record.cold,
         )
+
+    def step_record(self, model: str, record: "StepRecord") -> None:
+        """Counts one launch of a language model; give it, with a name, to `GenerationServer(on_step=)`."""
+        program = f"{record.kind} {record.rows}x{record.computed // record.rows}"
+        self.batch(model, program, record.real, record.tokens, record.computed, record.seconds, reason="step")
+        self.recent.batch(
+            time.monotonic(),
+            model,
+            program,
+            rows=record.real,
+            real=record.tokens,
+            computed=record.computed,
+            seconds=record.seconds,
+            cold=False,
+        )
+
+    def watch_pages(self, model: str, free: Callable[[], float]) -> None:
+        """Reads the number of pages that texts can take whenever the metrics are read."""
+        self._pages.labels(model).set_function(free)
+
+    def fault_record(self, record: "FaultRecord") -> None:
+        """Counts one fault of the device; give it to `Server(on_fault=)`."""
+        self._faults.labels(record.model, record.kind, record.action).inc()
+        if record.action in ("opened", "closed"):
+            self._down.inc(1 if record.action == "opened" else -1)
 
     def compile(self, phase: str, seconds: float, source: str) -> None:
         """Counts one program that became ready.

@@ -20,6 +20,8 @@ from .errors import ConfigError
 Source = Literal["default", "file", "env", "flag", "code"]
 PREFIX = "SERVAX_"
 _FILE_VARIABLE = "SERVAX_CONFIG"
+# Read elsewhere: by the command line itself and by `servax top`.
+_NO_OPTIONS = (_FILE_VARIABLE, "SERVAX_DEBUG", "SERVAX_URL")
 # What Kubernetes sets in every container beside a service called "servax".
 _SERVICE_LINK = re.compile(r"SERVAX_(SERVICE_HOST|SERVICE_PORT.*|PORT_\d+_(TCP|UDP).*)")
 
@@ -79,14 +81,15 @@ def read_settings(
 
 def option_paths() -> list[str]:
     """Every path that an option can have."""
-    return [*_paths(ServeConfig), "models"]
+    return [*paths_of(ServeConfig), "models"]
 
 
-def _paths(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+def paths_of(model: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    """The paths of a class of options, those of nested ones included."""
     for name, one in model.model_fields.items():
         kind = one.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _paths(kind, f"{prefix}{name}.")
+            yield from paths_of(kind, f"{prefix}{name}.")
         elif name != "models":
             yield prefix + name
 
@@ -131,7 +134,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     }
     values: dict[str, Any] = {}
     for name, text in environment.items():
-        if not name.startswith(PREFIX) or name == _FILE_VARIABLE or _SERVICE_LINK.fullmatch(name):
+        if not name.startswith(PREFIX) or name in _NO_OPTIONS or _SERVICE_LINK.fullmatch(name):
             continue
         if name not in variables:
             raise _unknown(name, name, variables, "the environment")

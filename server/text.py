@@ -1,17 +1,16 @@
 """Text in front of a model of token ids: tokenizing, the length rule, declared cutting, embeddings out."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from .errors import BadRequest, BadTensor, ModelError, Overloaded, TooLong
+from .errors import BadRequest, BadTensor, ModelError, TooLong
 from .seam import ModelHandle
+from .tokenizing import Tokenizing
 
 Side = Literal["left", "right"]
-_CHARS_PER_S = 2e6
 
 
 class Tokenizer(Protocol):
@@ -103,8 +102,7 @@ class Embedder:
         self.tokenizer = tokenizer
         self.input_name = input_name
         self.output_name = output_name
-        self._inline_chars = inline_chars
-        self._most_pending, self._pending = pending_chars, 0
+        self._tokenizing = Tokenizing(inline_chars, pending_chars)
         self._ids_dtype = next(spec.dtype for spec in model.inputs if spec.name == input_name)
         axis = next(spec.shape for spec in model.inputs if spec.name == input_name)[0]
         model_limit = axis if isinstance(axis, int) else model.limits.get(axis, tokenizer.max_tokens)
@@ -119,28 +117,7 @@ class Embedder:
             BadRequest: a text that the tokenizer does not take.
             Overloaded: more characters wait for the tokenizer than may.
         """
-        chars = sum(map(len, texts))
-        try:
-            if chars < self._inline_chars:
-                return self.tokenizer.encode(texts)
-            self._refuse_if_full(chars)
-            self._pending += chars
-            try:
-                return await asyncio.to_thread(self.tokenizer.encode, texts)
-            finally:
-                self._pending -= chars
-        except ValueError as error:
-            raise BadRequest(f"A text must be one that the tokenizer takes, got: {error}") from error
-
-    def _refuse_if_full(self, chars: int) -> None:
-        if self._pending and self._pending + chars > self._most_pending:
-            retry_s = self._pending / _CHARS_PER_S
-            raise Overloaded(
-                f"at most {self._most_pending} characters wait for the tokenizer; {self._pending} do and the "
-                f"request has {chars}: retry after {retry_s:.3g} s",
-                retry_s,
-                "tokenizer",
-            )
+        return list(await self._tokenizing(self.tokenizer.encode, texts))
 
     async def prepare(
         self,

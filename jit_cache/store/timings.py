@@ -1,5 +1,7 @@
 """How long programs ran, remembered beside them: a start from the store need not run each one again.
 
+What they took of the memory, in MiB, is kept in the same way, under the digest and a word of its own.
+
 Only hints for the planner, corrected by traffic; so the file is not signed, just checked for sense. It is
 read once and replaced as a whole; of two processes that write at once one loses its news.
 """

@@ -128,7 +128,7 @@ def displaced(retry_after_s: float) -> ServerError:
 def too_late(slack_s: float, wait_s: float, retry_after_s: float) -> ServerError:
     """What a request hears whose answer is predicted to come after its deadline."""
     return Overloaded(
-        f"an answer must come within the {slack_s:.3g} s that the request has; what waits before it takes "
+        f"an answer must come within the {slack_s:.3g} s that callers have; what waits before it takes "
         f"about {wait_s:.3g} s: retry after {retry_after_s:.3g} s, or allow more time",
         retry_after_s,
         "deadline",

@@ -200,6 +200,11 @@ class Batch:
         """
         return self._flight.fetch(self._step, self.bucket, self.rows)
 
+    @property
+    def pad_s(self) -> float:
+        """Seconds that padding took, of the whole call; for traces."""
+        return self._flight.pad_s
+
     def span(self, now_s: float) -> tuple[float, float]:
         """When it began on the device and how many seconds it took, if it came back now."""
         return self._flight.span(self._step, now_s)

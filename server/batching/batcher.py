@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ...bucketing import Bucket, CostModel, Planner, Run
 from ..errors import ConfigError
 from .line import Line
+from .pins import pinned_rows
 from .request import Request, Row
 from .shares import check_weights
 
@@ -72,10 +73,12 @@ class Batcher:
         self._ahead: deque[tuple[Planner, Launch]] = deque()
         self._known: tuple[Planner | None, int] = (None, 0)
         self._best: dict[Bucket, bool] = {}
+        self._pins = False
         self._honest: tuple[tuple[Planner, int], Planner] | None = None
 
     def add(self, request: Request) -> None:
         """Let all rows of a request wait."""
+        self._pins |= request.pin is not None
         self._line.add(request)
 
     def forget(self, rows: int) -> None:
@@ -106,6 +109,12 @@ class Batcher:
         window = self._line.front(now_s, self._most(self.planner))
         if not window:
             return math.inf
+        if self._pins:
+            if window[0].request.pin is not None:
+                bucket, rows = pinned_rows(window, self.planner.grid)
+                reason = "full" if len(rows) == bucket.rows else "idle"
+                return self._taken(Launch(bucket, tuple(rows), reason))
+            window = [row for row in window if row.request.pin is None]
         soonest_s = math.inf
         runs = self._plan(window, self.planner)
         if any(self._hopes_too_much(run, window, now_s) for run in runs):

@@ -1,7 +1,6 @@
-"""The device thread: the only one that launches programs.
+"""The device thread: the only one that launches programs on its device.
 
-It takes what the dispatcher chose, runs it and reports. Nothing a model does ends it: a failing batch is
-bisected, so that only the culprit's caller sees the error.
+It takes what the dispatcher chose, runs it and reports. Nothing a model does ends it; see `recovery`.
 """
 
 import functools
@@ -10,13 +9,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...bucketing import Grid
-from ...jit_cache import REQUEST, Program, compile_log
+from ...jit_cache import REQUEST, compile_log
+from ...jit_cache.replicas import on_replica
 from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
 from .batch import Batch, BatchRecord, nan_error, nan_rows
@@ -24,11 +22,12 @@ from .batcher import Launch
 from .clock import Clock
 from .dispatcher import Dispatcher, Job, Work
 from .faults import FaultPolicy
+from .jobs import Probe, Retire, Swap
 from .recovery import Recovery
 from .request import Row
-from .work import Trial
+from .work import Rerun, Trial
 
-__all__ = ["BatchRecord", "DeviceLoop", "Probe"]
+__all__ = ["BatchRecord", "Crew", "DeviceLoop", "Probe", "Retire", "Swap"]
 
 _log = logging.getLogger(__name__)
 _SHORT_RUN_S = 0.05
@@ -37,52 +36,18 @@ _JOIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """A warm-up run of one program through the same path as requests, on padding only.
-
-    The run time of a program that came from the store is known from an earlier start.
+class Crew:
+    """What the device threads of one server share.
 
     Attributes:
-        model: whose.
-        program: what is run.
-        seconds: how long that took.
-        purpose: ``open`` has the model plan with the bucket from now on, ``replace`` has it run this program
-            instead of the one it runs there, ``trial`` changes nothing.
+        size: how many they are.
+        turn: held by the one that changes what a model runs, or notes what it learned.
+        retiring: models that gave way and still have requests.
     """
 
-    model: Model
-    program: Program
-    seconds: "Future[float]"
-    purpose: str = "open"
-
-    def fail(self, error: Exception) -> None:
-        """It will not be run."""
-        self.seconds.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """Another grid for a model, to be put in place between two batches."""
-
-    model: Model
-    grid: Grid
-    done: "Future[None]"
-
-    def fail(self, error: Exception) -> None:
-        """It will not be done."""
-        self.done.set_exception(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Retire:
-    """A model that gave way; let it go once the last of its requests has landed."""
-
-    model: Model
-    done: "Future[None]"
-
-    def fail(self, error: Exception) -> None:
-        """The server ends, and with it the model."""
-        self.done.set_exception(error)
+    size: int = 1
+    turn: "threading.RLock" = field(default_factory=threading.RLock)
+    retiring: list[Retire] = field(default_factory=list)
 
 
 class DeviceLoop:
@@ -94,6 +59,9 @@ class DeviceLoop:
         clock: source of time.
         depth: batches in flight; 2 hides launch costs on accelerators, 1 batches best on a CPU.
         on_batch: told of each batch that gave answers, in the device thread; must not block.
+        faults: what is done about a device that fails.
+        device: index of its device.
+        crew: what it shares with the threads of the other devices, if there are some.
 
     Attributes:
         on_landed: told of each such batch, when it began and how many seconds it took, before its callers
@@ -109,6 +77,8 @@ class DeviceLoop:
         depth: int,
         on_batch: Callable[[BatchRecord], None] | None = None,
         faults: FaultPolicy | None = None,
+        device: int = 0,
+        crew: Crew | None = None,
     ) -> None:
         if depth < 1:
             raise ConfigError(f"depth is at least 1 batch in flight; got {depth}: leave it out")
@@ -117,12 +87,14 @@ class DeviceLoop:
         self._on_batch = on_batch
         self.on_landed: Callable[[Batch, float, float], None] | None = None
         self._flying: deque[Batch] = deque()
-        self._retiring: list[Retire] = []
+        self._index = device
+        self._crew = crew if crew is not None else Crew()
         self._held: Work | Job | None = None
         self._free_s = -math.inf
         policy = faults if faults is not None else FaultPolicy()
-        self.recovery = Recovery(dispatcher, clock, policy, self._report)
-        self._thread = threading.Thread(target=self._run, name="servax-device", daemon=True)
+        self.recovery = Recovery(dispatcher, clock, policy, self._report, device, self._crew.size)
+        name = f"servax-device-{device}" if self._crew.size > 1 else "servax-device"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -148,8 +120,9 @@ class DeviceLoop:
     def _run(self) -> None:
         compile_log().mark_thread(REQUEST)
         try:
-            while self._turn():
-                pass
+            with on_replica(self._index):
+                while self._turn():
+                    pass
         except BaseException as error:  # a bug of ours: health must show it, callers must not hang
             self.failure = error
             if self._held is not None and not isinstance(self._held, Work):
@@ -161,7 +134,7 @@ class DeviceLoop:
         """One step: launch something, or finish the oldest batch, or end."""
         work, self._held = self._held, None
         if work is None and self._in_flight < self._depth:
-            work = self._dispatcher.take(block=not self._flying)
+            work = self._dispatcher.take(block=not self._flying, device=self._index)
         if isinstance(work, Work):
             self._launch(self._models[work.lane], self._joined(work))
         elif isinstance(work, Probe):
@@ -169,27 +142,35 @@ class DeviceLoop:
         elif isinstance(work, Swap):
             self._swap(work)
         elif isinstance(work, Retire):
-            self._retiring.append(work)
-            self._dispatcher.finish((), ())
+            with self._crew.turn:
+                self._crew.retiring.append(work)
+            self._done()
         elif isinstance(work, Trial):
             self.recovery.try_device()
-            self._dispatcher.finish((), ())
+            self._done()
+        elif isinstance(work, Rerun):
+            self.recovery.rerun(self._models[work.lane], work)
         elif self._flying:
             self._finish(self._flying.popleft())
         else:
             return False
-        if self._retiring:
+        if self._crew.retiring:
             self._let_go()
         return True
 
+    def _done(self) -> None:
+        """A job was done."""
+        self._dispatcher.finish((), (), self._index)
+
     def _let_go(self) -> None:
         """Models that gave way leave with their last request."""
-        for job in list(self._retiring):
-            waiting, running = job.model.own_load()
-            if not waiting and not running:
-                self._retiring.remove(job)
-                job.model.unload()
-                job.done.set_result(None)
+        with self._crew.turn:
+            for job in list(self._crew.retiring):
+                waiting, running = job.model.own_load()
+                if not waiting and not running:
+                    self._crew.retiring.remove(job)
+                    job.model.unload()
+                    job.done.set_result(None)
 
     @property
     def _in_flight(self) -> int:
@@ -199,12 +180,14 @@ class DeviceLoop:
     def _joined(self, work: Work) -> list[Launch]:
         """A launch with those that may share its call: the next ones, as long as they are short."""
         launches = [work.launch]
+        if self._crew.size > 1:  # replicas run static programs
+            return launches
         model = self._models[work.lane]
         left_s = _JOIN_S - model.cost.seconds(work.launch.bucket)
         for _ in range(model.most_steps(work.launch.bucket) - 1):
             if left_s <= 0:
                 break
-            more = self._held = self._dispatcher.take(block=False)
+            more = self._held = self._dispatcher.take(block=False, device=self._index)
             if not (isinstance(more, Work) and more.lane == work.lane):
                 break
             if model.most_steps(more.launch.bucket) < 2:
@@ -224,8 +207,9 @@ class DeviceLoop:
             return
         self._flying.extend(batches)
         if not model.keeper.residency.complete:
-            for one in launches:
-                model.keeper.launched(*model.box(one.bucket, one.rows))
+            with self._crew.turn:
+                for one in launches:
+                    model.keeper.launched(*model.box(one.bucket, one.rows))
 
     def _finish(self, batch: Batch) -> None:
         try:
@@ -238,15 +222,20 @@ class DeviceLoop:
 
     def _report(self, batch: Batch, outputs: list[list[np.ndarray]]) -> None:
         begin_s, seconds = batch.span(self._clock.now())
-        self._dispatcher.device_worked()
+        self.recovery.worked(batch.model, batch.bucket)
         if self.on_landed is not None:
             self.on_landed(batch, begin_s, seconds)
         rows: Sequence[Row] = batch.rows
         if batch.model.checks_outputs and (bad := nan_rows(outputs)):
-            self._dispatcher.fail([rows[place] for place in sorted(bad)], functools.partial(nan_error, batch))
+            ill = [rows[place] for place in sorted(bad)]
+            self._dispatcher.fail(ill, functools.partial(nan_error, batch), self._index)
             good = [place for place in range(len(rows)) if place not in bad]
             rows, outputs = [rows[place] for place in good], [outputs[place] for place in good]
-        self._dispatcher.finish(rows, outputs)
+        self._dispatcher.finish(rows, outputs, self._index)
+        with self._crew.turn:
+            self._learn(batch, begin_s, seconds)
+
+    def _learn(self, batch: Batch, begin_s: float, seconds: float) -> None:
         if batch.model.traffic is not None:
             batch.model.traffic.add([row.sizes for row in batch.rows], batch.launched_s)
         alone_s = seconds - max(0.0, self._free_s - begin_s)
@@ -274,28 +263,38 @@ class DeviceLoop:
                     seconds = self._time(probe)
             if known_s is not None:
                 seconds = known_s
-            if probe.purpose == "open":
-                probe.model.opened(probe.program.bucket, seconds)
-            elif probe.purpose == "replace":
-                probe.model.replace_program(probe.program, seconds)
+            self._warm_others(probe)
+            with self._crew.turn:
+                if probe.purpose == "open":
+                    probe.model.opened(probe.program.bucket, seconds)
+                elif probe.purpose == "replace":
+                    probe.model.replace_program(probe.program, seconds)
         except Exception as error:  # the warm-up thread reports it under the bucket's name
             probe.fail(error)
         else:
             probe.seconds.set_result(seconds)
         finally:
-            self._dispatcher.finish((), ())
+            self._done()
+
+    def _warm_others(self, probe: Probe) -> None:
+        """The first run on every other device, so that no request is it."""
+        for index in range(self._crew.size):
+            if index != self._index:
+                with on_replica(index):
+                    self._time(probe)
 
     def _swap(self, swap: Swap) -> None:
         while self._flying:  # they hold buffers of buckets that may leave
             self._finish(self._flying.popleft())
         try:
-            swap.model.swap(swap.grid)
+            with self._crew.turn:
+                swap.model.swap(swap.grid)
         except Exception as error:  # the re-fit's thread reports it; the old grid stays
             swap.fail(error)
         else:
             swap.done.set_result(None)
         finally:
-            self._dispatcher.finish((), ())
+            self._done()
 
     def _time(self, probe: Probe) -> float:
         begin_s = self._clock.now()

@@ -1,16 +1,16 @@
-"""The queue between callers and the device thread, and the only place where requests change state.
+"""The queue between callers and device threads, and the only place where requests change state.
 
-One lock guards it. Callers post requests and cancel them; the device thread takes launches and reports
+One lock guards it. Callers post requests and cancel them; a device thread takes launches and reports
 results; a timer thread, asleep until the next deadline, expires what is late even while the device is busy.
 Final requests are handed to their sinks outside the lock, each exactly once.
 """
 
 import itertools
-import logging
 import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -19,46 +19,63 @@ from ..errors import Closed, ServerError, Unavailable
 from .admission import Load, QueueLimits, closed, displaced, draining
 from .batcher import Batcher, Launch
 from .clock import Clock
+from .deadlines import Deadlines
+from .devices import Device, Devices
+from .failover import Failover, MakeError
+from .faults import FaultPolicy
 from .forecast import Forecast
 from .ledger import Ledger
 from .request import Request, Row, State
 from .sinks import deliver
+from .timer import Timer
 from .turns import Turns
-from .watch import Watch
-from .work import Job, Work
+from .watch import expired
+from .work import Job, Rerun, Trial, Work
 
 __all__ = ["Dispatcher", "Job", "MakeError", "Work"]
 
-_log = logging.getLogger(__name__)
 
-MakeError = Callable[[], ServerError]
-
-
-class Dispatcher:
-    """Requests of several models that share one device.
+class Dispatcher(Failover):
+    """Requests of several models that share one device, or several of which each can run all of them.
 
     Args:
         clock: source of time.
         limits: bounds on what may wait.
         stall_s: a device that finishes nothing of what it holds for so long is taken for hung: whoever
             waits is told so, and new requests are refused until it comes back.
+        faults: when a device that fails is taken for broken, which is told likewise, and when it is tried.
+        devices: how many there are, each with a thread that takes work. While one of them is able, those
+            that hang or fail are only left out.
+
+    Attributes:
+        trace_of_call: asked at each request for what its batches are noted in; None traces nothing.
     """
 
-    def __init__(self, clock: Clock, limits: QueueLimits, *, stall_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        limits: QueueLimits,
+        *,
+        stall_s: float = math.inf,
+        faults: FaultPolicy | None = None,
+        devices: int = 1,
+    ) -> None:
         self._clock = clock
         self._lanes: list[Batcher] = []
         self._turns = Turns()
         self._ledger = Ledger(limits)
-        self._watch = Watch(stall_s)
+        self._deadlines = Deadlines()
         self._forecast = Forecast()
         self._shares = limits.client_rows is not None
+        self.trace_of_call: Callable[[], Any] | None = None
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
-        self._device_cond = threading.Condition(self._lock)
-        self._timer_cond = threading.Condition(self._lock)
+        self._devices = Devices(devices, stall_s, faults if faults is not None else FaultPolicy(), self._lock)
+        self._forecast.devices = devices
+        self._timer = Timer(
+            clock, self._lock, self._expire, lambda now_s: min(self._deadlines.next_s(), now_s + stall_s)
+        )
         self._idle_cond = threading.Condition(self._lock)
-        self._device_sleeps = False
-        self._timer_until_s = math.inf
         self._closed = False
         self._refusal: MakeError | None = None
 
@@ -67,12 +84,13 @@ class Dispatcher:
         with self._lock:
             self._lanes.append(batcher)
             self._ledger.add_lane()
-            self._forecast.add_lane()
+            self._forecast.add_lane(batcher.policy.weights)
             return self._turns.add()
 
     def start(self) -> None:
         """Begin to keep time in a thread; without it `expire` must be called."""
-        threading.Thread(target=self._keep_time, name="servax-timer", daemon=True).start()
+        why = "the timer thread ended: restart the server"
+        self._timer.start(lambda: self.close(lambda: Unavailable(why)))
 
     def load(self, lane: int | None = None) -> tuple[Load, int]:
         """What waits and how many rows run, over all models; of a single one only its rows."""
@@ -87,11 +105,6 @@ class Dispatcher:
         with self._lock:
             return self._ledger.idle
 
-    @property
-    def stalled(self) -> bool:
-        """Whether the device holds work and has finished none for too long."""
-        return self._watch.stalled
-
     # -- callers ------------------------------------------------------------------------------------
 
     def offer(self, lane: int, request: Request) -> None:
@@ -105,11 +118,13 @@ class Dispatcher:
         request.lane = lane
         if self._shares:
             request.client = client_of_call()
+        if self.trace_of_call is not None:
+            request.trace = self.trace_of_call()
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            if self._watch.stalled:
-                raise self._watch.stall_error()
+            if self._devices.none_able():
+                raise self._devices.error()
             # If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good.
             if self._ledger.load.rows:
                 self._forecast.check(request, self._ledger.ahead)
@@ -122,11 +137,10 @@ class Dispatcher:
                 retry_s = self._forecast.drain_s(self._ledger.ahead, request.arrived_s)
                 self._end(victim, State.FAILED, displaced(retry_s))
             self._lanes[lane].add(request)
-            self._watch.add(request)
-            if request.deadline_s < self._timer_until_s:
-                self._timer_until_s = request.deadline_s
-                self._timer_cond.notify()
-            self._wake_device()
+            self._deadlines.add(request)
+            if request.deadline_s < self._timer.until_s:
+                self._timer.hurry(request.deadline_s)
+            self._devices.wake()
         if victims:
             deliver(victims)
 
@@ -138,11 +152,12 @@ class Dispatcher:
         with self._lock:
             if request.over:
                 return False
+            self._forecast.left(request, self._clock.now())
             self._end(request, State.CANCELLED)
             return True
 
     def post(self, job: Job) -> None:
-        """Hand the device thread a job; it goes first.
+        """Hand a device thread a job; it goes first.
 
         Raises:
             Closed: if nothing more will run.
@@ -151,37 +166,38 @@ class Dispatcher:
             if self._closed:
                 raise Closed("a closed server runs nothing; make a new one")
             self._jobs.append(job)
-            self._wake_device()
+            self._devices.wake(unable_too=not self._devices.able)
 
-    def _wake_device(self) -> None:
-        if self._device_sleeps:
-            self._device_sleeps = False  # one notification is enough
-            self._device_cond.notify()
+    # -- a device thread, which gives its index -----------------------------------------------------
 
-    # -- the device thread --------------------------------------------------------------------------
-
-    def take(self, *, block: bool) -> Work | Job | None:
+    def take(self, *, block: bool, device: int = 0) -> Work | Job | None:
         """Next work; None if there is none now or, when blocking, if nothing more will come."""
+        mine = self._devices[device]
         while True:
             with self._lock:
                 now_s = self._clock.now()
                 late = self._expire(now_s)
                 if not late:
-                    found, until_s = self._choose(now_s)
+                    found, until_s = self._choose(now_s, mine)
                     if found is not None:
-                        self._watch.device_took(now_s)
+                        mine.took(now_s, found.rows if isinstance(found, (Work, Rerun)) else ())
                         return found
                     if self._closed or not block:
                         return None
-                    self._device_sleeps = True
-                    self._clock.wait(self._device_cond, until_s)
-                    self._device_sleeps = False
+                    mine.sleeps = True
+                    self._clock.wait(mine.cond, until_s)
+                    mine.sleeps = False
             deliver(late)
 
-    def _choose(self, now_s: float) -> tuple[Work | Job | None, float]:
+    def _choose(self, now_s: float, device: Device) -> tuple[Work | Job | None, float]:
         """What runs next, or when to ask again."""
-        if self._jobs:
-            return self._jobs.popleft(), now_s
+        breaker = device.breaker
+        for job in self._jobs:
+            if not (breaker.shut_out and isinstance(job, Rerun)):
+                self._jobs.remove(job)
+                return job, now_s
+        if breaker.shut_out:
+            return (Trial(), now_s) if breaker.try_now(now_s) else (None, breaker.next_s())
         until_s = math.inf
         for lane in self._turns.order():
             batcher = self._lanes[lane]
@@ -192,11 +208,13 @@ class Dispatcher:
                 elements = self._ledger.launch(lane, answer.rows)
                 more = self._ledger.load.rows > 0
                 self._forecast.launched(lane, elements, seconds, now_s, more=more)
+                if more:
+                    self._devices.wake()
                 return Work(lane, answer), now_s
             until_s = min(until_s, answer)
         return None, until_s
 
-    def finish(self, rows: Sequence[Row], outputs: Sequence[list[np.ndarray]]) -> None:
+    def finish(self, rows: Sequence[Row], outputs: Sequence[list[np.ndarray]], device: int = 0) -> None:
         """Report the outputs of launched rows, in the same order; of a job, nothing and nothing."""
         done = []
         with self._lock:
@@ -208,11 +226,13 @@ class Dispatcher:
                 request.remaining -= 1
                 if request.remaining == 0:
                     self._end(request, State.DONE)
+                    if self._forecast.patience.share:
+                        self._forecast.patience.answered()
                     done.append(request)
-            self._landed(rows)
+            self._landed(rows, device)
         deliver(done)
 
-    def fail(self, rows: Sequence[Row], make_error: MakeError) -> None:
+    def fail(self, rows: Sequence[Row], make_error: MakeError, device: int = 0) -> None:
         """Report that launched rows failed; what still waits of their requests is dropped.
 
         Each caller gets an error of its own: a shared one would collect all their tracebacks.
@@ -223,14 +243,15 @@ class Dispatcher:
                 if not request.over:
                     self._end(request, State.FAILED, make_error())
                     failed.append(request)
-            self._landed(rows)
+            self._landed(rows, device)
         deliver(failed)
 
-    def _landed(self, rows: Sequence[Row]) -> None:
+    def _landed(self, rows: Sequence[Row], device: int) -> None:
         self._ledger.land(rows)
-        now_s, busy = self._clock.now(), self._ledger.busy
-        self._watch.device_came_back(now_s, busy=busy)
-        self._forecast.landed(now_s, busy=busy)
+        now_s = self._clock.now()
+        if self._devices[device].landed(now_s, rows):
+            self._forecast.devices = max(1, self._devices.able)
+        self._forecast.landed(now_s, busy=self._ledger.busy)
         if self._ledger.idle:
             self._idle_cond.notify_all()
 
@@ -250,28 +271,15 @@ class Dispatcher:
         deliver(late)
 
     def _expire(self, now_s: float) -> list[Request]:
-        verdicts = self._watch.verdicts(now_s, self._ledger.live)
-        for request, state, error in verdicts:
-            self._end(request, state, error)
-        return [request for request, _, _ in verdicts]
-
-    def _keep_time(self) -> None:
-        try:
-            while not self._closed:
-                with self._lock:
-                    now_s = self._clock.now()
-                    late = self._expire(now_s)
-                    if not late and not self._closed:
-                        next_s = self._watch.next_s(now_s)
-                        # Kept if it is yet to come, though its request may have ended: else quick answers
-                        # would have every newcomer wake this thread.
-                        if not now_s < self._timer_until_s < next_s:
-                            self._timer_until_s = next_s
-                        self._clock.wait(self._timer_cond, self._timer_until_s)
-                deliver(late)
-        except BaseException as error:  # a bug of ours: without time nobody would be told anything
-            _log.critical("the timer thread ended", exc_info=error)
-            self.close(lambda: Unavailable("the timer thread ended: restart the server"))
+        late = self._deadlines.due(now_s)
+        for request in late:
+            self._end(request, State.EXPIRED, expired(request))
+        hung = self._devices.hung(now_s, self._ledger.live)
+        for request in hung:
+            self._end(request, State.FAILED, self._devices[0].stall.error())
+        if hung:
+            self._forecast.devices = max(1, self._devices.able)
+        return [*late, *hung]
 
     def drain(self) -> None:
         """Take no new requests; those admitted go on."""
@@ -286,14 +294,6 @@ class Dispatcher:
             while not (self._ledger.idle or self._closed) and self._clock.now() < until_s:
                 self._clock.wait(self._idle_cond, until_s)
             return self._ledger.idle
-
-    def drop_waiting(self, lane: int, make_error: MakeError) -> None:
-        """Fail whatever waits for a model that cannot answer; what runs goes on."""
-        with self._lock:
-            waiting = [one for one in self._ledger.live if one.lane == lane and one.state is State.WAITING]
-            for request in waiting:
-                self._end(request, State.FAILED, make_error())
-        deliver(waiting)
 
     def close(self, make_error: MakeError | None = None) -> None:
         """Fail whatever is left and let both threads end; again: does nothing.
@@ -312,7 +312,8 @@ class Dispatcher:
             self._jobs.clear()
             for lane in self._lanes:
                 lane.clear()
-            for condition in (self._device_cond, self._timer_cond, self._idle_cond):
+            self._timer.end()
+            for condition in (self._idle_cond, *[one.cond for one in self._devices.each]):
                 condition.notify_all()
         deliver(left)
         for job in jobs:

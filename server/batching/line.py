@@ -1,34 +1,41 @@
 """The waiting rows of one model, in the order in which they should run. Pure; time is an argument.
 
-Rows wait in one queue for each priority. The first of them are moved to the *front*, which is planned as a
-whole; so the work for a launch is bounded by the front's length, whatever waits behind it.
+Rows wait in one queue for each priority, earliest deadline first. The first of them are moved to the
+*front*, which is planned as a whole; so the work for a launch is bounded by the front's length, whatever
+waits behind it. The row at the head of the front is in the next run; the others fill it as they fit.
 """
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from .request import PRIORITIES, Request, Row
+from .shares import Shares
+from .waiting import Waiting
 
 # Ended rows that may lie in the queues before they are swept out, however few rows wait.
 _DEAD = 64
 
 
 class Line:
-    """Rows by urgency and age.
+    """Rows by urgency, deadline and age.
 
     Args:
         max_age_s: after this many seconds a row goes before every younger one, whatever the priorities.
+        weights: of the priorities, for their shares of the device's time; None for strict order.
 
     Attributes:
-        mixed: whether the front holds rows of several priorities, so that ages may order it anew.
+        mixed: whether a newcomer may order the front anew: it holds rows of several priorities, or of
+            deadlines that pass others.
     """
 
-    def __init__(self, max_age_s: float) -> None:
+    def __init__(self, max_age_s: float, weights: Mapping[int, float] | None = None) -> None:
         self.mixed = False
         self._max_age_s = max_age_s
-        self._queues: dict[int, deque[Row]] = {priority: deque() for priority in PRIORITIES}
+        self._shares = None if weights is None else Shares(weights)
+        self._queues = {priority: Waiting() for priority in PRIORITIES}
+        # Those that are not empty, and perhaps some that have become so.
+        self._busy: dict[int, Waiting] = {}
         self._front: list[Row] = []
         self._dead = 0
 
@@ -38,15 +45,24 @@ class Line:
 
     def add(self, request: Request) -> None:
         """Put all rows of a request at the end of its priority's queue."""
-        self._queues[request.priority].extend([Row(request, index) for index in range(len(request.items))])
+        rows = [Row(request, index) for index in range(len(request.items))]
+        early = bool(self._front) and self._front[-1].request.deadline_s > request.deadline_s
+        queue = self._busy[request.priority] = self._queues[request.priority]
+        queue.extend(rows, early=early)
+
+    def charge(self, rows: Sequence[Row], seconds: float) -> None:
+        """Rows of the front were launched, in a run of so many device seconds."""
+        if self._shares is not None:
+            waiting = {priority for priority, queue in self._queues.items() if queue}
+            self._shares.charge(rows, seconds, waiting | {row.request.priority for row in self._front})
 
     def forget(self, rows: int) -> None:
         """So many waiting rows have ended and will be skipped; swept out once they are the most."""
         self._dead += rows
         if self._dead > _DEAD and 2 * self._dead > len(self):
             self._dead = 0
-            for priority, queue in self._queues.items():
-                self._queues[priority] = deque(row for row in queue if not row.request.over)
+            for queue in self._queues.values():
+                queue.keep(row for row in queue if not row.request.over)
 
     def clear(self) -> list[Row]:
         """Take every waiting row out."""
@@ -57,8 +73,8 @@ class Line:
         return [row for row in rows if not row.taken and not row.request.over]
 
     def others_wait(self, priority: int) -> bool:
-        """Whether rows of another priority wait behind the front."""
-        return any(queue for other, queue in self._queues.items() if other != priority)
+        """Whether rows wait behind the front that may go before others of this priority."""
+        return any(queue.passed or (queue and other != priority) for other, queue in self._busy.items())
 
     def less_urgent(self, priority: int) -> Iterator[Request]:
         """Requests of lower urgency of which no row was launched: the least urgent, and youngest, first."""
@@ -83,43 +99,83 @@ class Line:
             for row in self._front
             if not row.taken and not row.request.over and row.request.deadline_s > now_s
         ]
-        queues = [queue for queue in self._queues.values() if queue]
-        priorities = {row.request.priority for row in front} if self.mixed else set()
-        priorities |= {queue[0].request.priority for queue in (front[:1], *queues) if queue}
-        self.mixed = len(priorities) > 1
-        if self.mixed:
-            self._fill_by_order(front, queues, most, now_s)
+        self._busy = {priority: queue for priority, queue in self._busy.items() if queue}
+        queues = list(self._busy.values())
+        passed = any(queue.passed for queue in queues)
+        priorities = {row.request.priority for row in (front if self.mixed else front[:1])}
+        priorities.update(self._busy)
+        self.mixed = len(priorities) > 1 or passed
+        bound_s = now_s - self._max_age_s
+        if len(priorities) > 1 and self._shares is not None:
+            self._fill_by_shares(self._shares, most, now_s, bound_s)
+        elif self.mixed:
+            self._fill_by_order(front, queues, most, now_s, bound_s)
         elif queues:
             (queue,) = queues
             while queue and len(front) < most:
-                row = queue.popleft()
+                row = queue.pop(bound_s)
                 if not row.request.over and row.request.deadline_s > now_s:
                     front.append(row)
         return front
 
-    def _fill_by_order(self, front: list[Row], queues: list[deque[Row]], most: int, now_s: float) -> None:
-        """Take from the queues what belongs into the front, and put back what no longer does."""
-        bound_s = now_s - self._max_age_s
+    def _put_back(self, row: Row) -> None:
+        queue = self._busy[row.request.priority] = self._queues[row.request.priority]
+        queue.put_back(row)
 
-        def place(row: Row) -> tuple[int, float]:
-            """Aged rows by arrival, then the others by priority and arrival."""
-            arrived_s = row.request.arrived_s
-            return (0 if arrived_s <= bound_s else row.request.priority), arrived_s
+    def _fill_by_order(
+        self, front: list[Row], queues: list[Waiting], most: int, now_s: float, bound_s: float
+    ) -> None:
+        """Take from the queues what belongs into the front, and put back what no longer does."""
+
+        def place(row: Row) -> tuple[int, float, float]:
+            """Aged rows by arrival, then the others by priority, deadline and arrival."""
+            request = row.request
+            if request.arrived_s <= bound_s:
+                return 0, request.arrived_s, 0.0
+            return request.priority, request.deadline_s, request.arrived_s
 
         front.sort(key=place)
-        last = place(front[-1]) if front else (0, -math.inf)
-        heads = [(place(queue[0]), index) for index, queue in enumerate(queues)]
+        last = place(front[-1]) if front else (0, -math.inf, 0.0)
+        heads = [(place(queue.head(bound_s)), index) for index, queue in enumerate(queues)]
         heapq.heapify(heads)
         while heads and (len(front) < most or heads[0][0] < last):
             queue = queues[index := heads[0][1]]
-            row = queue.popleft()
+            row = queue.pop(bound_s)
             if not row.request.over and row.request.deadline_s > now_s:
                 front.append(row)
             if queue:
-                heapq.heapreplace(heads, (place(queue[0]), index))
+                heapq.heapreplace(heads, (place(queue.head(bound_s)), index))
             else:
                 heapq.heappop(heads)
         front.sort(key=place)
         for row in reversed(front[most:]):
-            self._queues[row.request.priority].appendleft(row)
+            self._put_back(row)
         del front[most:]
+
+    def _fill_by_shares(self, shares: Shares, most: int, now_s: float, bound_s: float) -> None:
+        """Take the front anew: the priority with the smallest tag gives the next row.
+
+        A row that is older than the bound goes before those that are not; where several priorities have
+        such rows the weights decide among them, or a full queue would be served by arrival alone.
+        """
+        front, tags = self._front, shares.starts()
+        for row in reversed(front):
+            self._put_back(row)
+        front.clear()
+
+        def place(priority: int) -> tuple[bool, float, int]:
+            young = self._queues[priority].head(bound_s).request.arrived_s > bound_s
+            return young, tags[priority], priority
+
+        heads = [place(priority) for priority in self._busy]
+        heapq.heapify(heads)
+        while heads and len(front) < most:
+            priority = heads[0][2]
+            row = self._queues[priority].pop(bound_s)
+            if not row.request.over and row.request.deadline_s > now_s:
+                front.append(row)
+                tags[priority] += shares.step(row)
+            if self._queues[priority]:
+                heapq.heapreplace(heads, place(priority))
+            else:
+                heapq.heappop(heads)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import ServerError
+from .pins import pin_of_call
 
 
 class State(enum.Enum):
@@ -44,7 +45,13 @@ class IllegalMove(RuntimeError):
 
 
 class Sink(Protocol):
-    """Where final requests go: one per kind of waiter, so that a batch wakes each waiter's thread once."""
+    """Where final requests go: one per kind of waiter, so that a batch wakes each waiter's thread once.
+
+    Attributes:
+        lag_s: seconds between handing over and the waiter's knowing, lately.
+    """
+
+    lag_s: float
 
     def deliver(self, requests: Sequence["Request"]) -> None:
         """Hand over requests in their final state; must not block."""
@@ -64,6 +71,9 @@ class Request:
         future: whatever the sink needs to find the waiter.
         lane: index of its model in the dispatcher.
         client: who sent it, where clients share the queue; "" where they do not.
+        pin: told where each row ran, if every row runs in the bucket of its size alone; else None.
+        pin_at: place of the first row in the pin.
+        trace: where the batches that it takes part in are noted; None unless it is traced.
         nbytes: bytes of all its arrays.
         state: see `MOVES`; changed by `move` only.
         over: whether the state is final, so that no more work must be done for it.
@@ -75,8 +85,9 @@ class Request:
     """
 
     __slots__ = (
-        "arrived_s", "client", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "priority",
-        "remaining", "results", "sink", "sizes", "state", "waiting_elements", "waiting_rows",
+        "arrived_s", "client", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "pin",
+        "pin_at", "priority", "remaining", "results", "sink", "sizes", "state", "trace", "waiting_elements",
+        "waiting_rows",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +110,12 @@ class Request:
         self.future = future
         self.lane = 0
         self.client = ""
+        self.pin = pin_of_call()
+        self.pin_at = 0
+        if self.pin is not None:
+            self.pin_at = len(self.pin.buckets)
+            self.pin.buckets += [None] * len(items)
+        self.trace: Any = None
         self.nbytes = sum([array.nbytes for item in items for array in item.values()])
         self.state = State.WAITING
         self.over = False

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -12,6 +13,7 @@ from ..errors import Cancelled, ServerError
 from .request import Request, Sink, State
 
 _log = logging.getLogger(__name__)
+_LET_GO = 0.1
 
 
 def deliver(requests: Iterable[Request]) -> None:
@@ -36,6 +38,8 @@ def outcome(request: Request) -> tuple[Any, ServerError | None]:
 class ThreadSink:
     """Resolves a `concurrent.futures.Future` for callers in threads."""
 
+    lag_s = 0.0
+
     def deliver(self, requests: Sequence[Request]) -> None:
         """Resolve the future of each request, unless its caller cancelled it."""
         for request in requests:
@@ -50,9 +54,14 @@ class ThreadSink:
 
 
 class LoopSink:
-    """Resolves asyncio futures, one wake-up of their loop for each batch."""
+    """Resolves asyncio futures, one wake-up of their loop for each batch.
+
+    Attributes:
+        lag_s: how long the loop took lately to get to what it was handed: the worst of late, let go slowly.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.lag_s = 0.0
         # Weak, since this object is the value in a table whose key is the loop.
         self._loop = weakref.ref(loop)
 
@@ -62,7 +71,12 @@ class LoopSink:
         if loop is not None and not loop.is_closed():
             # It may still close between the two lines.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_resolve_all, requests)
+                loop.call_soon_threadsafe(self._resolve, requests, time.perf_counter())
+
+    def _resolve(self, requests: Sequence[Request], handed_s: float) -> None:
+        lag_s = time.perf_counter() - handed_s
+        self.lag_s = max(lag_s, self.lag_s + _LET_GO * (lag_s - self.lag_s))
+        _resolve_all(requests)
 
 
 def _resolve_all(requests: Sequence[Request]) -> None:

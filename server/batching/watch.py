@@ -1,23 +1,19 @@
-"""What time does to requests: deadlines, and the watch over a device that hangs.
-
-Pure; time is an argument.
-"""
+"""What time does to requests and devices. Pure; time is an argument."""
 
 import math
-from collections.abc import Iterable
 
-from ..errors import ConfigError, DeadlineExceeded, ServerError, Unavailable
-from .deadlines import Deadlines
+from ..errors import ConfigError, DeadlineExceeded, Unavailable
 from .request import Request, State
 
-Verdict = tuple[Request, State, ServerError]
 
-
-class Watch:
-    """Says whose time is up.
+class Stall:
+    """Says whether a device hangs.
 
     Args:
         stall_s: a device that finishes nothing of what it holds for so long is taken for hung.
+
+    Attributes:
+        stalled: whether it hangs, as was found when it was last looked at.
     """
 
     def __init__(self, stall_s: float) -> None:
@@ -25,12 +21,7 @@ class Watch:
             raise ConfigError(f"stall_s is above 0 seconds; got {stall_s}: give it the longest run and more")
         self.stall_s = stall_s
         self.stalled = False
-        self._deadlines = Deadlines()
         self._busy_since_s = math.inf
-
-    def add(self, request: Request) -> None:
-        """Watch a request."""
-        self._deadlines.add(request)
 
     def device_took(self, now_s: float) -> None:
         """The device thread took work."""
@@ -41,31 +32,17 @@ class Watch:
         self.stalled = False
         self._busy_since_s = now_s if busy else math.inf
 
-    def verdicts(self, now_s: float, live: Iterable[Request]) -> list[Verdict]:
-        """Requests whose time is up, each with its final state and error.
+    def found(self, now_s: float) -> bool:
+        """Look at it; True if it hangs and did not at the last look.
 
-        Args:
-            now_s: the time.
-            live: all requests without a final state; if the device hangs, all of them fail.
+        Looked at every `stall_s`, a stall is seen between one and two times that after its begin, and no
+        launch has to wake a timer.
         """
-        late: list[Verdict] = [
-            (request, State.EXPIRED, _expired(request)) for request in self._deadlines.due(now_s)
-        ]
-        if not self.stalled and now_s - self._busy_since_s >= self.stall_s:
-            self.stalled = True
-            expired = {request for request, _, _ in late}
-            late += [(one, State.FAILED, self.stall_error()) for one in live if one not in expired]
-        return late
+        before = self.stalled
+        self.stalled = before or now_s - self._busy_since_s >= self.stall_s
+        return self.stalled and not before
 
-    def next_s(self, now_s: float) -> float:
-        """When to ask for verdicts again.
-
-        A stall is seen between one and two times `stall_s` after its begin, so that no launch has to
-        wake the timer.
-        """
-        return min(self._deadlines.next_s(), now_s + self.stall_s)
-
-    def stall_error(self) -> Unavailable:
+    def error(self) -> Unavailable:
         """What those hear who wait for a device that hangs."""
         return Unavailable(
             f"the device is to finish something every {self.stall_s:g} s and has not: use another replica, "
@@ -73,7 +50,8 @@ class Watch:
         )
 
 
-def _expired(request: Request) -> DeadlineExceeded:
+def expired(request: Request) -> DeadlineExceeded:
+    """What the caller of a request hears whose time is up."""
     allowed_s = request.deadline_s - request.arrived_s
     where = "waiting in the queue" if request.state is State.WAITING else "running"
     return DeadlineExceeded(

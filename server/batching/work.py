@@ -1,9 +1,11 @@
 """What the dispatcher hands to the device thread."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from .batcher import Launch
+from .request import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +14,42 @@ class Work:
 
     lane: int
     launch: Launch
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What is launched."""
+        return self.launch.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Rows of a batch that failed on one device, to be run on another.
+
+    Attributes:
+        lane: index of their model.
+        launch: as they ran.
+        left: how many more devices may be tried after this one.
+    """
+
+    lane: int
+    launch: Launch
+    left: int
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What is launched."""
+        return self.launch.rows
+
+    def fail(self, error: Exception) -> None:
+        """It will not be run: the server ends, which its callers are told by it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Find out whether a device that failed works again."""
+
+    def fail(self, error: Exception) -> None:
+        """It will not be run; nobody waits for it."""
 
 
 class Job(Protocol):

@@ -1,40 +1,41 @@
-"""The `servax` command.
-
-Exit codes: 0 done, or drained after a signal; 1 unexpected error; 2 wrong usage; 3 the model or the address
-cannot be used as configured; 4 warm-up failed.
-"""
+"""The `servax` command; how its commands end is told in `exits`."""
 
 import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from ... import _version
 from ..config import ServeConfig
-from ..errors import ConfigError, ServerError
+from ..errors import ConfigError
 from ..settings import Settings, read_settings
+from . import exits
+from .doctor import doctor
+from .exits import EXIT_FAILED, EXIT_USAGE, exit_code
+from .exits import fail as _fail
+from .exits import show as _show
 from .fit import fit
 from .inspect import check, inspect
 from .options import MODEL_PATHS, PROGRAM_PATHS, STORE_PATHS, with_flags
 from .store import app as store_app
-
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_WARMUP = 1, 2, 3, 4
+from .top import top
 
 app = typer.Typer(
     name="servax",
     help="Serve any JAX function at any shape, and never compile on the request path.",
+    epilog=exits.HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 _errors = Console(stderr=True)
 
-Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")]
+Traceback = Annotated[bool, typer.Option("--traceback", help="As servax --debug.", hidden=True)]
 
 
 @app.callback()
@@ -45,8 +46,11 @@ def _root(
             "--version", is_eager=True, help="Print the version.", callback=lambda v: _print_version(v)
         ),
     ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", envvar="SERVAX_DEBUG", help="Show the traceback of an error.")
+    ] = False,
 ) -> None:
-    pass
+    exits.DEBUG.set(debug)
 
 
 def _print_version(asked: bool) -> None:
@@ -55,7 +59,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command()
+@app.command(rich_help_panel="Serve")
 @with_flags()
 def serve(
     flags: Mapping[str, Any],
@@ -71,7 +75,7 @@ def serve(
     _guarded(lambda: _serve(settings), traceback)
 
 
-@app.command()
+@app.command(rich_help_panel="Serve")
 @with_flags((*MODEL_PATHS, *STORE_PATHS, *PROGRAM_PATHS))
 def warmup(
     flags: Mapping[str, Any],
@@ -98,9 +102,11 @@ def _serve(settings: Settings) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # Imported here: `--help` and usage errors answer at once.
     from ..logs import set_up_logs
+    from ..tracing import Tracing
     from .serving import open_socket, serve
 
     set_up_logs(config.log_level, config.log_format)
+    tracing = Tracing() if config.traces else None
     with open_socket(config.host, config.port) as listener:
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
@@ -109,18 +115,27 @@ def _serve(settings: Settings) -> int:
         _errors.print(
             f"listening on {scheme}://{shown}:{port}, loading {models}", markup=False, soft_wrap=True
         )
-        error = serve(settings, listener, _loader(config), on_failure=_show)
-    return 0 if error is None else exit_code(error)
+        error = serve(settings, listener, _loader(config, tracing), on_failure=_show, tracing=tracing)
+    if tracing is not None:
+        tracing.close()
+    code = 0 if error is None else exit_code(error)
+    exits.leave(code)
+    return code
 
 
-def _loader(config: ServeConfig) -> Callable[..., None]:
+def _loader(config: ServeConfig, tracing: Any) -> Callable[..., None]:
     def load(late: Any, metrics: Any) -> None:
         from . import wiring
         from .console import WarmupView
 
         view = WarmupView(_errors)
+
+        def on_progress(model: str, step: Any) -> None:
+            if not late.draining:  # what a stop signal cuts short has not failed
+                view(model, step)
+
         try:
-            server, texts = wiring.build(config, metrics, view, view.show_plan)
+            server, texts = wiring.build(config, metrics, on_progress, view.show_plan, tracing)
             late.arrive(server, texts)
             if late.draining:
                 return
@@ -157,58 +172,32 @@ def _warmup(config: ServeConfig, as_json: bool) -> int:
     if failure is None:
         return 0
     _show(failure)
-    return EXIT_WARMUP
-
-
-def exit_code(error: BaseException) -> int:
-    """The exit code that tells what went wrong."""
-    if isinstance(error, ConfigError):
-        return EXIT_CONFIG
-    from ...jit_cache import JitCacheError
-
-    if isinstance(error, JitCacheError | ServerError):
-        return EXIT_WARMUP
-    return EXIT_UNEXPECTED
+    return EXIT_FAILED
 
 
 def _guarded(action: Callable[[], int], traceback: bool) -> None:
-    """Runs a command; an error is one line on stderr and an exit code, unless the traceback is wanted."""
-    try:
-        code = action()
-    except (typer.Exit, KeyboardInterrupt):
-        raise
-    except Exception as error:
-        if traceback:
-            raise
-        _fail(str(error) or type(error).__name__, exit_code(error))
-    if code:
+    if code := exits.guarded(action, traceback=traceback):
         raise typer.Exit(code)
 
 
-def _show(error: BaseException) -> None:
-    _errors.print(
-        f"error: {str(error) or type(error).__name__}",
-        style="red",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    _errors.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    raise typer.Exit(code)
-
-
-app.command()(fit)
-app.command()(inspect)
-app.command()(check)
-app.add_typer(store_app)
+_LOOK, _OPERATE = "Look into a model", "Operate"
+app.command(rich_help_panel=_LOOK)(fit)
+app.command(rich_help_panel=_LOOK)(check)
+app.command(rich_help_panel=_LOOK)(inspect)
+app.command(rich_help_panel=_OPERATE)(top)
+app.command(rich_help_panel=_OPERATE)(doctor)
+app.add_typer(store_app, rich_help_panel=_OPERATE)
 
 
 def main() -> None:
     """Entry point of the `servax` command."""
-    app()
+    try:
+        app()
+    except Exception as error:  # a bug of ours: the line says what, --debug says where
+        if exits.DEBUG.get():
+            raise
+        exits.show(error, hint=True)
+        sys.exit(exits.EXIT_UNEXPECTED)
 
 
 if __name__ == "__main__":

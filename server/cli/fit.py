@@ -10,12 +10,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ...bucketing import BucketingError
 from ..errors import ConfigError, ServerError
+from .exits import EXIT_USAGE, exit_code, guarded
 from .fit_ladder import Fitted, Sizes, fitted
 from .fit_trace import read_sizes
 
-EXIT_USAGE = 2
 DEFAULT_PROGRAMS = 8
 _MOST_PROGRAMS = 512
 
@@ -25,10 +24,10 @@ def fit(
         Path, typer.Argument(help="Sizes of real requests: .csv or .jsonl, plain or .gz.", show_default=False)
     ],
     axis: Annotated[
-        str | None, typer.Option(help="Column with the sizes. [default: length, or the only column]")
+        str | None, typer.Option(help="Column with the sizes. \\[default: length, or the only column]")
     ] = None,
     programs: Annotated[
-        int | None, typer.Option(min=1, max=512, help="How many sizes to compile. [default: 8]")
+        int | None, typer.Option(min=1, max=512, help="How many sizes to compile. \\[default: 8]")
     ] = None,
     budget_seconds: Annotated[
         float | None, typer.Option(min=0, help="Seconds to spend on compiling, instead of --programs.")
@@ -37,7 +36,7 @@ def fit(
         float, typer.Option(min=1e-6, help="Seconds to compile one program; `servax warmup` shows yours.")
     ] = 1.0,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Longest admissible size. [default: the longest in the trace]")
+        int | None, typer.Option(min=1, help="Longest admissible size. \\[default: the longest in the trace]")
     ] = None,
     align: Annotated[int, typer.Option(min=1, help="Sizes below the limit are multiples of it.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")] = False,
@@ -46,21 +45,25 @@ def fit(
     ] = None,
 ) -> None:
     """Find the sizes that waste least on a trace, and compare them with other schemes."""
-    try:
+
+    def work() -> Fitted:
         column, sizes = read_sizes(trace, axis)
         count = _programs(programs, budget_seconds, compile_seconds)
-        found = fitted(column, sizes, count, limit=limit, align=align, compile_seconds=compile_seconds)
+        done = fitted(column, sizes, count, limit=limit, align=align, compile_seconds=compile_seconds)
         if plot is not None:
-            _plot(found, sizes, plot)
-    except (BucketingError, ServerError) as error:
-        Console(stderr=True).print(
-            f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(EXIT_USAGE) from None
+            _plot(done, sizes, plot)
+        return done
+
+    found = guarded(work, code_of=_code)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
         _show(found)
+
+
+def _code(error: BaseException) -> int:
+    # A trace is an argument like any other.
+    return EXIT_USAGE if isinstance(error, ServerError) else exit_code(error)
 
 
 def _programs(programs: int | None, budget_seconds: float | None, compile_seconds: float) -> int:

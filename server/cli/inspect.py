@@ -1,28 +1,27 @@
 """`servax inspect` and `servax check`: what XLA made of a model, and whether padding changes its answers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ...bucketing import Bucket, BucketingError
+from ...bucketing import Bucket
 from ..config import ServeConfig
-from ..errors import ConfigError, ServerError
+from ..errors import ConfigError
+from .exits import EXIT_FAILED, UsageError, guarded
 
 if TYPE_CHECKING:
     from .inspect_view import Inspected
-
-EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_UNSAFE = 1, 2, 3, 4
 
 ModelName = Annotated[
     str,
     typer.Argument(help="Built-in name, checkpoint folder, hub id, or module:attribute naming a Servable."),
 ]
-MaxBatch = Annotated[int | None, typer.Option(min=1, help="Rows of the largest bucket. [default: 32]")]
-MaxLength = Annotated[int | None, typer.Option(min=1, help="Limit in tokens. [default: the model's own]")]
-Scheme = Annotated[str | None, typer.Option(help="Ladder of the varying axes. [default: powers_of_two:16]")]
+MaxBatch = Annotated[int | None, typer.Option(min=1, help="Rows of the largest bucket. \\[default: 32]")]
+MaxLength = Annotated[int | None, typer.Option(min=1, help="Limit in tokens. \\[default: the model's own]")]
+Scheme = Annotated[str | None, typer.Option(help="Ladder of the varying axes. \\[default: powers_of_two:16]")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of tables.")]
 
 
@@ -30,7 +29,7 @@ def inspect(
     model: ModelName = "minilm",
     bucket: Annotated[
         list[str] | None,
-        typer.Option(help="Sizes such as 8x64; repeat for more. [default: covering]"),
+        typer.Option(help="Sizes such as 8x64; repeat for more. \\[default: covering]"),
     ] = None,
     max_batch: MaxBatch = None,
     max_length: MaxLength = None,
@@ -40,7 +39,7 @@ def inspect(
 ) -> None:
     """Show the kernels of a model: clusters, bytes saved, arithmetic, time, share of the machine's peak."""
     options = {"model": model, "max_batch": max_batch, "max_length": max_length, "scheme": scheme}
-    rows = _guarded(lambda: _inspected(options, bucket or []))
+    rows = guarded(lambda: _inspected(options, bucket or []))
     if as_json:
         typer.echo(json.dumps({"model": model, "programs": [row.to_json() for row in rows]}, indent=2))
         return
@@ -73,7 +72,7 @@ def check(
     """Try whether padding or neighbours change an answer; exit code 4 if they do."""
     options = {"model": model, "max_batch": max_batch, "max_length": max_length, "scheme": scheme}
     probing = {"controls": controls, "trust_pad": trust_pad, "tolerance": tolerance, "seed": seed}
-    report = _guarded(lambda: _checked(options, ids_below or [], probing))
+    report = guarded(lambda: _checked(options, ids_below or [], probing))
     if as_json:
         typer.echo(json.dumps(report.to_json(), indent=2))
     else:
@@ -81,7 +80,7 @@ def check(
 
         print_safety(Console(), report)
     if not report.ok:
-        raise typer.Exit(EXIT_UNSAFE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _inspected(options: dict[str, Any], texts: list[str]) -> "list[Inspected]":
@@ -136,8 +135,13 @@ def _resolved(options: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         option = ".".join(map(str, first["loc"])).replace("_", "-")
-        raise _UsageError(f"--{option}: {first['msg']}, got {first['input']!r}") from error
-    return resolve(config)
+        raise UsageError(f"--{option}: {first['msg']}, got {first['input']!r}") from error
+    try:
+        return resolve(config)
+    except ConfigError:
+        raise
+    except Exception as error:  # the loader's errors are not ours to know by type
+        raise ConfigError(f"The model {config.model!r} must load, got: {error}") from error
 
 
 def _pairs(texts: list[str]) -> dict[str, int]:
@@ -145,31 +149,6 @@ def _pairs(texts: list[str]) -> dict[str, int]:
     for text in texts:
         name, _, number = text.partition("=")
         if not name.isidentifier() or not number.isdecimal() or int(number) < 1:
-            raise _UsageError(f"--ids-below is name=number, such as ids=30522; got {text!r}")
+            raise UsageError(f"--ids-below is name=number, such as ids=30522; got {text!r}")
         found[name] = int(number)
     return found
-
-
-class _UsageError(Exception):
-    """A command line that cannot be understood."""
-
-
-def _guarded(action: Callable[[], Any]) -> Any:
-    """Runs the work; an error is one line on stderr and an exit code."""
-    try:
-        return action()
-    except Exception as error:
-        Console(stderr=True).print(
-            f"error: {str(error) or type(error).__name__}",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(_code(error)) from None
-
-
-def _code(error: Exception) -> int:
-    if isinstance(error, _UsageError | BucketingError):
-        return EXIT_USAGE
-    return EXIT_CONFIG if isinstance(error, ConfigError | ServerError) else EXIT_UNEXPECTED

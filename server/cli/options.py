@@ -13,11 +13,26 @@ from pydantic.fields import FieldInfo
 
 from ..config import ModelConfig, ServeConfig
 from ..programs_config import ProgramsConfig
+from ..settings import paths_of
 
-MODEL_PATHS = tuple(ModelConfig.model_fields)
+MODEL_PATHS = tuple(paths_of(ModelConfig))
 PROGRAM_PATHS = tuple(ProgramsConfig.model_fields)
 STORE_PATHS = ("store", "use_store", "store_max_bytes")
 _FLAGS = {"use_store": "--use-store/--no-store"}
+_REST = "Address, security and logs"
+_PANELS = {
+    "Language models": ("generation",),
+    "Model": MODEL_PATHS,
+    _REST: (),
+    "Queue, batching and deadlines": (
+        *("queue", "faults", "priorities", "max_wait_ms", "max_request_rows", "max_age_s"),
+        *("timeout_s", "stall_s", "drain_s"),
+    ),
+    "Programs and their store": (*PROGRAM_PATHS, *STORE_PATHS, "refit", "seal", "strict", "ready_when"),
+    "Limits of the HTTP and gRPC fronts": ("http", "grpc"),
+}
+# In which order the help shows them; the first match above decides.
+_ORDER = ["Model", "Language models", _REST, *list(_PANELS)[3:]]
 
 
 def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -34,6 +49,7 @@ def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., No
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         found = {one.path.replace(".", "_"): one for one in _options(ServeConfig)}
         kept = {name: one for name, one in found.items() if chosen is None or one.path in chosen}
+        kept = dict(sorted(kept.items(), key=lambda pair: _ORDER.index(_panel(pair[1].path))))
         own = [one for one in inspect.signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY]
 
         def run(**values: Any) -> None:
@@ -85,16 +101,25 @@ def _parameter(name: str, option: _Option) -> inspect.Parameter:
     if default not in (None, ()) and not isinstance(default, BaseModel):
         shown = str(default).lower() if isinstance(default, bool) else default
         text += f" [default: {shown}]"
-    text = text.replace("`", "")
+    # Help is markup to typer: what stands in brackets would vanish.
+    text = text.replace("`", "").replace("[", "\\[")
     if option.path == "model":
         detail: Any = typer.Argument(help=text, show_default=False)
     else:
         flag = "--" + name.replace("_", "-")
         if kind is bool:
             flag = _FLAGS.get(name, f"{flag}/--no-{name.replace('_', '-')}")
-        detail = typer.Option(flag, help=text, show_default=False)
+        detail = typer.Option(flag, help=text, show_default=False, rich_help_panel=_panel(option.path))
     annotation = Annotated[kind | None, detail]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _panel(path: str) -> str:
+    """Under which heading the help lists an option."""
+    for heading, paths in _PANELS.items():
+        if path in paths or path.partition(".")[0] in paths:
+            return heading
+    return _REST
 
 
 def _plain_type(annotation: Any) -> tuple[Any, str]:

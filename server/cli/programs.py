@@ -1,7 +1,7 @@
 """From the options about programs to those of a server: files are read, sizes looked up."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ _log = logging.getLogger(__name__)
 def programs_of(
     config: ProgramsConfig,
     servables: Sequence[Servable],
-    vocabularies: Mapping[str, int | None],
+    vocabularies: Mapping[str, int],
     *,
+    own: Collection[str],
     strict: bool,
     on_plan: OnPlan | None = None,
 ) -> Programs:
@@ -28,8 +29,8 @@ def programs_of(
     Args:
         config: what was asked for.
         servables: what is served.
-        vocabularies: size of each built-in model's vocabulary by its name; None for a servable of the
-            user's own.
+        vocabularies: size of each vocabulary by model, where there is a tokenizer.
+        own: names of the models that are the user's own code.
         strict: whether a bad line of recorded requests is an error; otherwise it is logged.
         on_plan: told of each memory plan.
 
@@ -44,7 +45,7 @@ def programs_of(
         budget_s=config.budget_seconds,
         budget_bytes=config.budget_bytes,
         shapes=_shapes(config.replay, servables, strict) if config.replay is not None else None,
-        check_padding=_checks(config.check_padding, servables, vocabularies),
+        check_padding=_checks(config.check_padding, servables, vocabularies, own),
         check_outputs=config.check_outputs,
         on_plan=on_plan,
     )
@@ -61,12 +62,15 @@ def _shapes(name: str, servables: Sequence[Servable], strict: bool) -> Mapping[s
 
 
 def _checks(
-    wanted: bool | None, servables: Sequence[Servable], vocabularies: Mapping[str, int | None]
+    wanted: bool | None,
+    servables: Sequence[Servable],
+    vocabularies: Mapping[str, int],
+    own: Collection[str],
 ) -> Mapping[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for one in servables:
         size = vocabularies.get(one.name)
-        if wanted or (wanted is None and size is None):
+        if wanted or (wanted is None and one.name in own):
             ids = any(given.name == "ids" for given in one.signature.inputs)
             found[one.name] = {"ids_below": {"ids": size}} if size is not None and ids else {}
     return found

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import ssl
 import sys
@@ -9,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
+from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -16,9 +19,11 @@ from fastapi import FastAPI
 from ..config import ServeConfig
 from ..errors import ConfigError
 from ..http.asgi import create_app
+from ..http.protocol import HttpProtocol
 from ..metrics import Metrics
 from ..seam import Engine
 from ..settings import Settings
+from ..tracing import Tracing
 from .late import LateEngine
 
 _log = logging.getLogger("servax.serve")
@@ -36,7 +41,7 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server whose first stop signal drains the engine while probes are still answered.
 
     Until the drain ends, connections stay open: readiness is 503, new work gets 503 and its connection is
-    closed, admitted work is answered. Then it stops and `run` returns. A second signal stops at once.
+    closed, admitted work is answered. Then it stops and `run` returns. A second signal ends the process.
     """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain_s: float) -> None:
@@ -53,12 +58,14 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins the drain at the first signal, stops at once at the second."""
-        if self._signalled or self._loop is None:
-            self.should_exit = self.force_exit = True
-            return
+        """Begins the drain at the first signal, ends the process at the second."""
+        if self._signalled:
+            _end_at_once(sig)
         self._signalled = True
-        self._loop.call_soon_threadsafe(self.stop)
+        if self._loop is None:
+            self.should_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
         """Begins the drain; for the event loop's thread."""
@@ -70,6 +77,22 @@ class DrainingServer(uvicorn.Server):
             await self._engine.aclose(self._drain_s)
         finally:
             self.should_exit = True
+
+
+def _end_at_once(sig: int, frame: FrameType | None = None) -> NoReturn:
+    """Ends the process with the code that shells give to a signal: what is in hand is given up, in silence.
+
+    An orderly end would wait for what the operator no longer wants to wait for, and uvicorn would print a
+    traceback of its own lifespan.
+    """
+    os._exit(128 + sig)
+
+
+def _answer_signals() -> None:
+    """Lets the next signal end the process; only the main thread may say so, and only it hears of signals."""
+    if threading.current_thread() is threading.main_thread():
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, _end_at_once)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -93,6 +116,7 @@ def serve(
     load: Load,
     *,
     on_failure: Callable[[BaseException], None] | None = None,
+    tracing: Tracing | None = None,
 ) -> BaseException | None:
     """Serves until a signal; blocks.
 
@@ -102,6 +126,7 @@ def serve(
         listener: the open socket.
         load: makes and warms the engine, in a thread of its own.
         on_failure: told of such a failure at once.
+        tracing: makes spans of the requests; the same object that `load` gives the engine.
 
     Returns:
         What made the server stop, or None after a normal drain. A model that cannot be loaded always
@@ -134,7 +159,7 @@ def serve(
         loop = asyncio.get_running_loop()
         loading.append(threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True))
         loading[0].start()
-        async with _grpc(config, late, metrics, keys):
+        async with _grpc(config, late, metrics, keys, tracing):
             yield
         await late.aclose(0.0)
 
@@ -146,9 +171,13 @@ def serve(
         api_keys=keys,
         settings=settings.listed(),
         lifespan=lifespan,
+        tracing=tracing,
     )
     server = DrainingServer(uvicorn_config(app, config), late, config.drain_s)
     server.run(sockets=[listener])
+    if any(thread.is_alive() for thread in loading):
+        for one in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(one, _end_at_once)
     for thread in loading:
         # An interpreter that ends while a thread of it is in native code aborts, instead of exiting with 0.
         thread.join(_LOAD_JOIN_S)
@@ -170,7 +199,11 @@ def _check_tls(config: ServeConfig) -> None:
 
 @asynccontextmanager
 async def _grpc(
-    config: ServeConfig, late: LateEngine, metrics: Metrics, keys: tuple[str, ...]
+    config: ServeConfig,
+    late: LateEngine,
+    metrics: Metrics,
+    keys: tuple[str, ...],
+    tracing: Tracing | None,
 ) -> AsyncIterator[None]:
     """The same engine over gRPC, if a port is configured."""
     if config.grpc_port is None:
@@ -179,7 +212,7 @@ async def _grpc(
     from ..rpc.service import TlsFiles, create_grpc_server, listening
 
     grpc_server = create_grpc_server(
-        late, texts=late.texts, metrics=metrics, config=config.grpc, api_keys=keys
+        late, texts=late.texts, metrics=metrics, config=config.grpc, api_keys=keys, tracing=tracing
     )
     tls = None
     if config.tls_cert is not None and config.tls_key is not None:
@@ -193,7 +226,7 @@ def uvicorn_config(app: FastAPI, config: ServeConfig) -> uvicorn.Config:
     """How uvicorn runs the application."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=HttpProtocol,
         loop="uvloop" if sys.platform != "win32" else "asyncio",
         ws="none",
         lifespan="on",

@@ -9,16 +9,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..errors import ConfigError
+from .exits import EXIT_FAILED, guarded
+
 if TYPE_CHECKING:
     from ...jit_cache.store import EntryInfo, Store
 
-EXIT_UNEXPECTED, EXIT_CONFIG, EXIT_BAD = 1, 3, 4
 _SHOWN_DIGITS = 12
 
 T = TypeVar("T")
 StoreAt = Annotated[
     str | None,
-    typer.Option("--store", help="Directory or URL of stored programs. [default: the user's cache]"),
+    typer.Option("--store", help="Directory or URL of stored programs. \\[default: the user's cache]"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout instead of a table.")]
 
@@ -33,17 +35,17 @@ app = typer.Typer(
 @app.command("ls")
 def ls(store: StoreAt = None, as_json: AsJson = False) -> None:
     """List the stored programs, the most recently used first; signatures are not checked."""
-    root, entries = _guarded(lambda: _read(store, lambda one: one.ls()))
+    root, entries = guarded(lambda: _read(store, lambda one: one.ls()))
     _show(root, entries, as_json)
 
 
 @app.command()
 def verify(store: StoreAt = None, as_json: AsJson = False) -> None:
     """Check every stored program wholly and set the bad ones aside; exit code 4 if there are any."""
-    root, entries = _guarded(lambda: _read(store, lambda one: one.verify()))
+    root, entries = guarded(lambda: _read(store, lambda one: one.verify()))
     _show(root, entries, as_json)
     if any(one.status != "ok" for one in entries):
-        raise typer.Exit(EXIT_BAD)
+        raise typer.Exit(EXIT_FAILED)
 
 
 @app.command()
@@ -51,12 +53,12 @@ def gc(
     store: StoreAt = None,
     max_bytes: Annotated[
         int | None,
-        typer.Option(min=0, help="Keep so many bytes of the most recently used programs. [default: all]"),
+        typer.Option(min=0, help="Keep so many bytes of the most recently used programs. \\[default: all]"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete what dead writers left, what was set aside, and programs beyond a size."""
-    root, deleted = _guarded(lambda: _read(store, lambda one: one.gc(max_bytes)))
+    root, deleted = guarded(lambda: _read(store, lambda one: one.gc(max_bytes)))
     if as_json:
         typer.echo(json.dumps({"store": root, "deleted": deleted}))
     else:
@@ -71,7 +73,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say why two programs have different keys: each field that differs, - of A and + of B."""
-    _, (one, other) = _guarded(lambda: _read(store, lambda open_: (open_.find(first), open_.find(second))))
+    _, (one, other) = guarded(lambda: _read(store, lambda open_: (open_.find(first), open_.find(second))))
     from ...jit_cache.store import explain as explain_keys
 
     text = explain_keys(one, other)
@@ -85,8 +87,29 @@ def _read(location: str | None, ask: Callable[["Store"], T]) -> tuple[str, T]:
     """The store's directory and the answer to a question about it."""
     from ...jit_cache.store import Store
 
+    check_location(location)
     opened = Store.open(location, readonly=not _is_there(location))
     return str(opened.root), ask(opened)
+
+
+def check_location(location: str | None) -> None:
+    """Refuse a URL that no installed library can open, at which a store would in silence be a local one.
+
+    Raises:
+        ConfigError: its scheme is unknown, or a package for it is missing.
+    """
+    scheme, divider, _ = (location or "").partition("://")
+    if not divider or scheme == "file":
+        return
+    try:
+        import fsspec  # type: ignore[import-untyped,unused-ignore]
+
+        fsspec.get_filesystem_class(scheme)
+    except (ImportError, ValueError) as error:
+        raise ConfigError(
+            f"A store's URL needs fsspec and a package for its scheme, got {location!r}: {error}; "
+            "correct it, or pip install 'servax[store]' and that package."
+        ) from error
 
 
 def _is_there(location: str | None) -> bool:
@@ -102,6 +125,8 @@ def _is_there(location: str | None) -> bool:
 def _show(root: str, entries: Sequence["EntryInfo"], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"store": root, "programs": [to_json(one) for one in entries]}, indent=2))
+    elif not entries:
+        _say(f"no programs in {root}")
     else:
         Console().print(entry_table(root, entries))
 
@@ -152,20 +177,3 @@ def entry_table(root: str, entries: Sequence["EntryInfo"]) -> Table:
 
 def _say(text: str) -> None:
     Console().print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def _guarded(action: Callable[[], T]) -> T:
-    """Runs the work; an error is one line on stderr and an exit code."""
-    try:
-        return action()
-    except Exception as error:
-        from ...jit_cache import StoreError
-
-        Console(stderr=True).print(
-            f"error: {str(error) or type(error).__name__}",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        raise typer.Exit(EXIT_CONFIG if isinstance(error, StoreError) else EXIT_UNEXPECTED) from None

@@ -4,64 +4,88 @@ Everything heavy (JAX, weights) is imported or read here, so that the socket can
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-from ...jit_cache import (
-    WARMUP,
-    Servable,
-    StoreError,
-    WarmupStep,
-    compile_log,
-)
+import jax
+
+from ...jit_cache import Servable, StoreError, compile_log
+from ...jit_cache.packed import PackedServable
 from ...jit_cache.store import Store
 from ..api import Server
 from ..batching.admission import QueueLimits
+from ..batching.faults import FaultPolicy
+from ..batching.shares import parse_weights
 from ..config import ModelConfig, ServeConfig
 from ..errors import ConfigError
-from ..events import CAUSES, ProgramEvent
+from ..fleet import Fleet, Part
 from ..hosting.model import Model
 from ..hosting.programs import OnPlan
 from ..hosting.refit import RefitPolicy
 from ..metrics import Metrics
 from ..text import Embedder, Tokenizer
+from ..tracing import Tracing
+from .counting import OnProgress, compile_counter, load_counter
 from .programs import programs_of
+from .writers import Writer, generation_server, is_language_model, refuse_generation, writer
 
 LOADER = "servax.models.registry:load"
 DEFAULT_MAX_BATCH = 32
+DEFAULT_SEGMENTS = 16
 DEFAULT_SCHEME = "powers_of_two:16"
-OnProgress = Callable[[str, WarmupStep], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What a model's name stands for; `tokenizer` is None where callers send tensors only."""
+    """What a model's name stands for.
+
+    Attributes:
+        servable: the model.
+        tokenizer: of its texts; None where callers send tensors only.
+        own: whether it is the user's own code, so that its padding is not known to be safe.
+    """
 
     servable: Servable
     tokenizer: Tokenizer | None = None
+    own: bool = False
 
 
 def resolve(config: ModelConfig) -> Resolved:
-    """Finds and loads the configured model.
+    """Finds and loads the configured model of tensors.
 
-    `module:attribute` names a `Servable`, or a function without arguments that makes one. Anything else
-    goes to the loader of text models: a built-in name, a checkpoint folder or a hub id.
+    `module:attribute` names a `Servable`, a pair of one and its tokenizer, or a function without arguments
+    that makes either. Anything else goes to the loader of text models: a built-in name, a checkpoint folder
+    or a hub id.
+
+    Raises:
+        ConfigError: the name leads to nothing, or an option does not apply to it.
+    """
+    found = load(config)
+    if isinstance(found, Writer):
+        raise ConfigError(
+            f"this command is for models with buckets of rows and lengths; {config.model!r} generates text, "
+            f"by programs of its own: name another model"
+        )
+    return found
+
+
+def load(config: ModelConfig) -> Resolved | Writer:
+    """`resolve`, or a model that generates text.
 
     Raises:
         ConfigError: the name leads to nothing, or an option does not apply to it.
     """
     if ":" in config.model and not config.model.startswith((".", "/")):
-        return Resolved(_user_servable(config))
-    load = import_attribute(LOADER)
-    model = load(config.model, max_tokens=config.max_length)
-    if model.task != "embedding":
-        raise ConfigError(
-            f"servax serve answers with embeddings; {config.model!r} is a model for {model.task}: name an "
-            f"embedding model"
-        )
+        return _user_model(config)
+    model = import_attribute(LOADER)(config.model, max_tokens=config.max_length)
+    if model.task == "generation":
+        return writer(model, config)
+    refuse_generation(config)
     servable = Servable(
         model.apply,
         model.params,
@@ -70,23 +94,35 @@ def resolve(config: ModelConfig) -> Resolved:
         scheme=config.scheme or DEFAULT_SCHEME,
         max_elements=config.max_elements,
         name=config.name or PurePath(model.name).name,
+        sizes=config.sizes or "static",
     )
+    if config.layout == "packed":
+        segments = config.max_segments or DEFAULT_SEGMENTS
+        packed = partial(model.apply_packed, max_segments=segments)
+        servable = PackedServable(servable, packed, max_segments=segments)
     return Resolved(servable, model.tokenizer)
 
 
-def _user_servable(config: ModelConfig) -> Servable:
+def _user_model(config: ModelConfig) -> Resolved | Writer:
     found = import_attribute(config.model)
-    servable = found() if callable(found) and not isinstance(found, Servable) else found
+    made = found() if callable(found) and not isinstance(found, Servable) else found
+    if is_language_model(made):
+        return writer(made, config, own=True)
+    refuse_generation(config)
+    servable, tokenizer = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(servable, Servable):
         raise ConfigError(
-            f"module:attribute must be a Servable or make one, got {type(servable).__name__} from "
-            f"{config.model!r}; name the Servable."
+            f"module:attribute must be a Servable, a pair of one and its tokenizer, or make either, got "
+            f"{type(servable).__name__} from {config.model!r}; name the Servable."
         )
     fixed = {
         "max_batch": config.max_batch,
         "max_length": config.max_length,
         "scheme": config.scheme,
         "max_elements": config.max_elements,
+        "layout": config.layout,
+        "max_segments": config.max_segments,
+        "sizes": config.sizes,
         "name": config.name,
     }
     given = [option for option, value in fixed.items() if value is not None]
@@ -94,12 +130,17 @@ def _user_servable(config: ModelConfig) -> Servable:
         raise ConfigError(
             f"A Servable brings its own grid and name, got {given[0]} for {config.model!r}; set it there."
         )
-    return servable
+    return Resolved(servable, tokenizer, own=True)
 
 
 def import_attribute(path: str) -> Any:
-    """Imports `module:attribute`; raises `ConfigError` that names the part that is not there."""
+    """Imports `module:attribute`; raises `ConfigError` that names the part that is not there.
+
+    A module may be a file of the folder that the command is run in; what is installed goes before it.
+    """
     module_name, _, attribute = path.partition(":")
+    if (here := os.getcwd()) not in sys.path:  # a console script, unlike `python -m`, does not look there
+        sys.path.append(here)
     try:
         found: Any = importlib.import_module(module_name)
     except ImportError as error:
@@ -118,18 +159,56 @@ def build(
     metrics: Metrics,
     on_progress: OnProgress | None = None,
     on_plan: OnPlan | None = None,
-) -> tuple[Server, dict[str, Embedder]]:
+    tracing: Tracing | None = None,
+) -> tuple[Part, dict[str, Embedder]]:
     """Loads the models and makes their server, not started yet, and its text fronts.
 
     Raises:
         ConfigError: a model cannot be loaded as configured.
     """
-    resolved = [_resolve_or_explain(one) for one in config.served]
+    loaded = [_load_or_explain(one) for one in config.served]
+    resolved = [one for one in loaded if isinstance(one, Resolved)]
+    store, progress = open_store(config), load_counter(metrics, on_progress)
+    compile_log().subscribe(compile_counter(metrics))
+    parts: list[Part] = []
+    texts: dict[str, Embedder] = {}
+    if resolved:
+        server, texts = _embedding_server(resolved, config, metrics, store, progress, on_plan, tracing)
+        parts.append(server)
+    for one in loaded:
+        if isinstance(one, Writer):
+            parts.append(
+                generation_server(
+                    one,
+                    config,
+                    metrics,
+                    store=store,
+                    before=tuple(parts),
+                    on_progress=progress,
+                    on_plan=on_plan,
+                )
+            )
+    return parts[0] if len(parts) == 1 else Fleet(*parts), texts
+
+
+def _embedding_server(
+    resolved: Sequence[Resolved],
+    config: ServeConfig,
+    metrics: Metrics,
+    store: Store | None,
+    on_progress: OnProgress,
+    on_plan: OnPlan | None,
+    tracing: Tracing | None,
+) -> tuple[Server, dict[str, Embedder]]:
     server = Server(
         *[one.servable for one in resolved],
-        store=open_store(config),
+        store=store,
         max_wait_s=config.max_wait_ms / 1e3,
+        max_age_s=config.max_age_s,
+        priority_weights=parse_weights(config.priorities),
         queue=QueueLimits(**config.queue.model_dump()),
+        faults=FaultPolicy(**config.faults.model_dump()),
+        devices=_replicas(config.replicas),
         max_request_rows=config.max_request_rows,
         timeout_s=config.timeout_s,
         stall_s=config.stall_s,
@@ -139,14 +218,16 @@ def build(
             config,
             [one.servable for one in resolved],
             {one.servable.name: one.tokenizer.vocab_size for one in resolved if one.tokenizer is not None},
+            own=[one.servable.name for one in resolved if one.own],
             strict=config.strict,
             on_plan=on_plan,
         ),
         seal=config.seal,
-        on_progress=load_counter(metrics, on_progress),
+        on_progress=on_progress,
         on_batch=metrics.batch_record,
+        on_fault=metrics.fault_record,
+        tracing=tracing,
     )
-    compile_log().subscribe(compile_counter(metrics))
     for name in server.models:
         metrics.watch_rows(
             name, partial(_load, server.models[name], 0), partial(_load, server.models[name], 1)
@@ -162,6 +243,18 @@ def build(
                 pending_chars=config.http.tokenize_pending_chars,
             )
     return server, texts
+
+
+def _replicas(count: int) -> "list[jax.Device] | None":
+    """The devices that models are copied to; None for the default one."""
+    devices = jax.local_devices()
+    if count > len(devices):
+        raise ConfigError(
+            f"replicas are at most the {len(devices)} devices of this machine; got {count}: lower it, or 0 "
+            f"for all"
+        )
+    wanted = devices[: count or None]
+    return wanted if len(wanted) > 1 else None
 
 
 def _load(model: Model, which: int) -> float:
@@ -182,52 +275,16 @@ def open_store(config: ServeConfig) -> Store | None:
         raise ConfigError(f"{error} (or serve with --no-store)") from error
 
 
-def compile_counter(metrics: Metrics) -> Callable[[str, float], None]:
-    """Counts what XLA compiles; of what no warm-up step tells, it makes an event too."""
-
-    def count(phase: str, seconds: float) -> None:
-        metrics.compile(phase, seconds, "compiled")
-        if phase != WARMUP:
-            metrics.events.add(ProgramEvent(phase, "compiled", seconds, CAUSES.get(phase, phase)))
-
-    return count
-
-
-def load_counter(metrics: Metrics, on_progress: OnProgress | None) -> OnProgress:
-    """Counts programs that came from the store, which no compile event tells of, and passes steps on."""
-
-    def count(model: str, step: WarmupStep) -> None:
-        facts = step.facts
-        if facts is not None and facts.source != "compiled":
-            metrics.compile("warmup", facts.ready_s, facts.source)
-        metrics.events.add(
-            ProgramEvent(
-                phase=WARMUP,
-                source="" if facts is None else facts.source,
-                seconds=0.0 if facts is None else facts.ready_s,
-                cause=CAUSES[WARMUP],
-                model=model,
-                bucket=str(step.bucket),
-                code_bytes=0 if facts is None else facts.code_bytes,
-                error=step.error,
-            )
-        )
-        if on_progress is not None:
-            on_progress(model, step)
-
-    return count
-
-
-def _resolve_or_explain(config: ModelConfig) -> Resolved:
+def _load_or_explain(config: ModelConfig) -> Resolved | Writer:
     try:
-        return resolve(config)
+        return load(config)
     except ConfigError:
         raise
     except Exception as error:  # the loader's errors are not ours to know by type
         raise ConfigError(f"The model {config.model!r} must load, got: {error}") from error
 
 
-def facts_table(server: Server) -> list[Mapping[str, Any]]:
+def facts_table(server: Part) -> list[Mapping[str, Any]]:
     """One row a warm or failed bucket: what `servax warmup` prints."""
     rows: list[Mapping[str, Any]] = []
     for name, report in server.reports.items():
@@ -251,11 +308,12 @@ def facts_table(server: Server) -> list[Mapping[str, Any]]:
     return rows
 
 
-def left_over(server: Server) -> list[str]:
+def left_over(server: Part) -> list[str]:
     """Buckets that a budget left, or that a memory plan dropped."""
     return [
         f"{name} {bucket}"
         for name, model in server.models.items()
+        if isinstance(model, Model)
         for bucket in model.report.left(
             [*model.order, *(model.keeper.plan.dropped if model.keeper.plan else ())]
         )

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..batching.clock import Clock
-from ..errors import Cancelled, DeadlineExceeded, ModelError, ServerError
+from ..errors import Cancelled, ModelError, ServerError
 from .books import Books, Launch, Member, Work
-from .desk import Desk
+from .desk import Desk, late
 from .output import TokenLogprobs
 from .programs import Programs
 from .rows import LENGTH
@@ -98,9 +98,10 @@ class Engine:
             self.books.add(one)
         for one in news.cancelled:
             self._end(one, State.CANCELLED, Cancelled("the caller left before the text was complete"))
+        for one, state, error in news.ended:
+            self._end(one, state, error)
         for one in self.desk.due(self._clock.now()):
-            late = DeadlineExceeded("the text was not complete at the request's deadline: allow it more time")
-            self._end(one, State.EXPIRED, late)
+            self._end(one, State.EXPIRED, late())
         launched = self._launch()
         if self._flights and (not launched or len(self._flights) >= self._depth):
             self._land(self._flights.popleft())
@@ -230,7 +231,7 @@ class Engine:
                     self.books.landed(member)
         self._flights.clear()
         for one in [*self.books.waiting, *self.books.running.values()]:
-            self._end(one, State.FAILED, self.desk.refusal())
+            self._end(one, State.FAILED, self.desk.cut())
         self.desk.flush(self.books)
 
 

@@ -65,7 +65,7 @@ class SamplingParams:
         stop: object = self.stop  # a plain string would be taken for its characters
         if not isinstance(stop, tuple) or not all(isinstance(one, str) and one for one in stop):
             raise BadRequest(
-                f"stop is a tuple of strings of at least one character; got {self.stop!r}: leave it out"
+                f"stop is one or more strings of at least one character; got {self.stop!r}: leave it out"
             )
         if not all(math.isfinite(value) for value in self.logit_bias.values()):
             raise BadRequest(f"logit_bias holds finite numbers; got {dict(self.logit_bias)}: use -100 to ban")

@@ -6,7 +6,6 @@ goes from program to program and is donated to each; parameters are arguments th
 """
 
 import functools
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...jit_cache import CompileError
+from ...jit_cache import CompileError, ProgramFacts
+from ...jit_cache.store import Store
 from . import rows as r
 from .errors import StateFault
+from .recipes import Maker, Recipe
 from .sampler import choose, count
 from .seam import NULL_PAGE, SINK_PAGE, LanguageModel
 
@@ -40,7 +41,7 @@ class Key(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
-        return self.kind if not self.rows else f"{self.kind} rows={self.rows} chunk={self.chunk}"
+        return self.kind if not self.rows else f"{self.kind} {self.rows}x{self.chunk}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,21 @@ class Programs:
     Args:
         model: whose.
         shapes: sizes.
+        store: where executables are kept between starts; None keeps none.
+        compiled: executables.
+        facts: what the compiler said of each.
+        alias_bytes: of its arguments that each updates in place.
     """
 
     model: LanguageModel
     shapes: Shapes
+    store: Store | None = None
     compiled: dict[Key, Any] = field(default_factory=dict)
-    facts: dict[Key, tuple[float, int, int]] = field(default_factory=dict)
+    facts: dict[Key, ProgramFacts] = field(default_factory=dict)
+    alias_bytes: dict[Key, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._maker = Maker(self.store)
         self.params: Any = None
         self.state: State | None = None
         self.kv_bytes = sum(
@@ -96,52 +104,61 @@ class Programs:
 
     # -- compile thread -----------------------------------------------------------------------------
 
+    def place(self) -> None:
+        """Put the weights on the device, once."""
+        if self.params is None:
+            self.params = jax.device_put(self.model.params)
+
+    def pin(self, keys: Sequence[Key]) -> None:
+        """Say which programs are going to be made, so that storing one does not evict another."""
+        for key in keys:
+            self._maker.key(str(key), self.recipe(key))
+
     def compile(self, key: Key) -> float:
-        """Compile one program; seconds that it took.
+        """Load or compile one program; seconds that it took.
 
         Raises:
             CompileError: it does not compile, or would copy the pool at each step.
         """
-        if self.params is None:
-            self.params = jax.device_put(self.model.params)
-        begin_s = time.perf_counter()
+        if key in self.compiled:
+            return self.facts[key].ready_s
+        made = self._maker.make(str(key), self.recipe(key), functools.partial(self._check, key))
+        self.compiled[key], self.facts[key], self.alias_bytes[key] = made
+        return made.facts.ready_s
+
+    def recipe(self, key: Key) -> Recipe:
+        """What a program is traced from."""
         state = self.state_shapes()
+        sizes = {"rows": key.rows, "chunk": key.chunk} if key.rows else {}
         if key.kind == "zeros":
             # One computation a leaf would let the compiler share a buffer between equal ones.
-            executable = jax.jit(functools.partial(_zeros, state)).lower().compile()
-        elif key.kind == "copy":
+            return Recipe(functools.partial(_zeros, state), (), (), sizes)
+        if key.kind == "copy":
             pages = jax.ShapeDtypeStruct((COPIES,), jnp.int32)
-            executable = jax.jit(_copy, donate_argnums=0).lower(state, pages, pages).compile()
-        elif key.kind == "fill":
+            return Recipe(_copy, (state, pages, pages), (0,), sizes)
+        if key.kind == "fill":
             row = jax.ShapeDtypeStruct((self.model.vocab_size,), jnp.int32)
-            slot = jax.ShapeDtypeStruct((), jnp.int32)
-            executable = jax.jit(_fill, donate_argnums=0).lower(state, slot, row).compile()
-        else:
-            run = functools.partial(
-                _decode if key.kind == "decode" else _prefill, self.model.step, self.shapes.tops
-            )
-            if key.kind == "decode":
-                run = functools.partial(run, key.chunk)
-            shapes = self._batch_shapes(key)
-            params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.params)
-            executable = jax.jit(run, donate_argnums=1).lower(params, state, shapes).compile()
-        seconds = time.perf_counter() - begin_s
-        self.facts[key] = (seconds, *self._check(key, executable))
-        self.compiled[key] = executable
-        return seconds
+            return Recipe(_fill, (state, jax.ShapeDtypeStruct((), jnp.int32), row), (0,), sizes)
+        run = functools.partial(
+            _decode if key.kind == "decode" else _prefill, self.model.step, self.shapes.tops
+        )
+        if key.kind == "decode":
+            run = functools.partial(run, key.chunk)
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.model.params)
+        return Recipe(run, (params, state, self._batch_shapes(key)), (1,), sizes)
 
-    def _check(self, key: Key, executable: Any) -> tuple[int, int]:
-        """Alias and temp bytes; a pool that is not updated in place would be copied at each step."""
+    def _check(self, key: Key, executable: Any) -> int:
+        """Alias bytes; a pool that is not updated in place would be copied at each step."""
         memory = executable.memory_analysis()
         if memory is None or key.kind == "zeros":
-            return 0, 0
+            return 0
         alias = int(memory.alias_size_in_bytes)
         if alias < self.kv_bytes:
             raise CompileError(
                 f"a program updates the KV pool of {self.kv_bytes} bytes in place; {key} aliases {alias}: "
                 f"return the pool from step with the shapes and dtypes it came with"
             )
-        return alias, int(memory.temp_size_in_bytes)
+        return alias
 
     def _batch_shapes(self, key: Key) -> Batch:
         one, rows = self.shapes, key.rows

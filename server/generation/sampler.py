@@ -17,6 +17,7 @@ from . import rows as r
 T = TypeVar("T")
 _PROMPT = 1 << 16  # what one place in a prompt counts in `seen`; places in the text count 1
 _ONE_BITS = 0x3F800000  # of float32 1.0
+_BLOCK = 64  # tokens
 
 
 class Chosen(NamedTuple):
@@ -86,32 +87,66 @@ def _biased(logits: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def _draw(logits: jax.Array, ints: jax.Array, floats: jax.Array) -> jax.Array:
-    greedy = jnp.argmax(logits, axis=1).astype(jnp.int32)
+    greedy = _argmax(logits)
     temperature = floats[:, r.TEMPERATURE]
 
     def drawn() -> jax.Array:
         warm = jnp.where(temperature > 0, temperature, 1.0)[:, None]
         scaled = (logits - jnp.max(logits, axis=1, keepdims=True)) / warm
-        weights = _truncated(jnp.exp(scaled), ints, floats)
+        weights = _blocks(_truncated(jnp.exp(scaled), ints, floats), 0.0)
         data = jax.lax.bitcast_convert_type(ints[:, r.SEED_HIGH : r.SEED_LOW + 1], jnp.uint32)
-        waits = jax.vmap(_waits, in_axes=(0, 0, None))(data, ints[:, r.STEP], logits.shape[1])
-        best = jnp.argmax(weights / waits, axis=1).astype(jnp.int32)
-        return jnp.where(temperature > 0, best, greedy)
+        blocks, width = weights.shape[1:]
+        waits = jax.vmap(_waits, in_axes=(0, 0, None))(data, ints[:, r.STEP], blocks + width)
+        block = jnp.argmax(jnp.sum(weights, axis=2) / waits[:, :blocks], axis=1).astype(jnp.int32)
+        place = jnp.argmax(_take(weights, block) / waits[:, blocks:], axis=1).astype(jnp.int32)
+        return jnp.where(temperature > 0, block * width + place, greedy)
 
     return _when(jnp.any(temperature > 0), drawn, lambda: greedy)
 
 
-def _waits(data: jax.Array, step: jax.Array, vocab: int) -> jax.Array:
+def _blocks(x: jax.Array, filling: float) -> jax.Array:
+    """`(rows, vocab)` as `(rows, blocks, _BLOCK)`, filled up."""
+    rows, vocab = x.shape
+    if missing := -vocab % _BLOCK:
+        x = jnp.pad(x, ((0, 0), (0, missing)), constant_values=filling)
+    return x.reshape(rows, -1, _BLOCK)
+
+
+def _take(blocks: jax.Array, at: jax.Array) -> jax.Array:
+    """One block a row."""
+    return jnp.take_along_axis(blocks, at[:, None, None], axis=1, mode="clip")[:, 0]
+
+
+def _argmax(logits: jax.Array) -> jax.Array:
+    """First place of the largest value a row, int32; any place in a row with NaN.
+
+    By the maxima of blocks, since XLA:CPU vectorises no argmax: 0.2 ms against 7 for 32 rows of 49,152.
+    """
+    blocks = _blocks(logits, -np.inf)
+    best = jnp.max(blocks, axis=2)
+    highest = jnp.max(best, axis=1, keepdims=True)
+    block = _first(best == highest)
+    return jnp.minimum(block * _BLOCK + _first(_take(blocks, block) == highest), logits.shape[1] - 1)
+
+
+def _first(true: jax.Array) -> jax.Array:
+    """First true place a row; the last place if there is none."""
+    last = true.shape[1] - 1
+    return jnp.min(jnp.where(true, jnp.arange(last + 1, dtype=jnp.int32)[None], last), axis=1)
+
+
+def _waits(data: jax.Array, step: jax.Array, count: int) -> jax.Array:
     """Exponential waiting times of one row; key = seed and step.
 
-    The token whose wait, divided by its weight, ends first is drawn with probability proportional to its
-    weight: the Gumbel-max trick (Maddison et al. 2014, arXiv:1411.0030) without its second logarithm. Logits
-    of another bucket differ in their last bits; that moves such a draw only where two tokens nearly tie,
-    while it would move a draw from cumulated probabilities at every border between two tokens.
+    Whose wait, divided by its weight, ends first is drawn with probability proportional to its weight: the
+    Gumbel-max trick (Maddison et al. 2014, arXiv:1411.0030) without its second logarithm. First a block of
+    tokens is drawn by its sum, then a token in it, which takes a sixtieth of the random numbers. Logits of
+    another bucket differ in their last bits; that moves such a draw only where two of them nearly tie, while
+    it would move a draw from cumulated probabilities at every border between two tokens.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(data, impl="threefry2x32"), step.astype(jnp.uint32))
     tiny = float(np.finfo(np.float32).tiny)
-    return -jnp.log(jax.random.uniform(key, (vocab,), jnp.float32, minval=tiny))
+    return -jnp.log(jax.random.uniform(key, (count,), jnp.float32, minval=tiny))
 
 
 def _truncated(weights: jax.Array, ints: jax.Array, floats: jax.Array) -> jax.Array:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from ..batching.clock import Clock
 from ..errors import ConfigError
 from .books import Books
@@ -29,7 +31,7 @@ class Setup:
     pages: int | None
     page_size: int
     max_rows: int
-    prefill_chunk: int
+    prefill_chunk: int | None
     prefill_buckets: tuple[Bucket, ...] | None
     decode_rows: tuple[int, ...] | None
     decode_steps: int
@@ -41,8 +43,8 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_rows", "prefill_chunk", "decode_steps", "depth", "tops", "stop_ids"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is at least 1; got {getattr(self, name)}")
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is at least 1; got {value}")
         if self.biases < 0:
             raise ConfigError(f"max_logit_bias is at least 0; got {self.biases}")
         if self.pages is not None and self.pages <= FIRST_PAGE:
@@ -68,7 +70,7 @@ def build(
     if pages is None:
         pages = FIRST_PAGE + setup.max_rows * -(-min(tokens, _DEFAULT_TOKENS) // setup.page_size)
     rows = _ladder(setup)
-    buckets = setup.prefill_buckets or default_buckets(setup.prefill_chunk, setup.max_rows)
+    buckets = setup.prefill_buckets or default_buckets(_chunk(setup), setup.max_rows)
     # Twice the rows: one whose last step is not read delays no newcomer.
     slots = 2 * setup.max_rows
     bias_places = setup.biases + setup.stop_ids
@@ -88,6 +90,13 @@ def build(
     engine = Engine(books, make_programs(model, shapes), desk, clock, depth=setup.depth, on_step=on_step)
     bounds = Bounds(tokens, pool.size * setup.page_size, tops, setup.biases, setup.stop_ids)
     return engine, keys, bounds
+
+
+def _chunk(setup: Setup) -> int:
+    """On CPU 128 tokens read a tenth faster than 64, and hold running texts up twice as long."""
+    if setup.prefill_chunk is not None:
+        return setup.prefill_chunk
+    return 64 if jax.default_backend() == "cpu" else 512
 
 
 def _ladder(setup: Setup) -> tuple[int, ...]:

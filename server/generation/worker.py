@@ -7,15 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
+from typing import Any
 
 import jax
 import numpy as np
 
-from ...jit_cache import REQUEST, WARMUP, CompileService, compile_log, seal_process, unseal_process
+from ...jit_cache import (
+    REQUEST,
+    WARMUP,
+    CompileService,
+    JitCacheError,
+    WarmBucket,
+    WarmupReport,
+    WarmupStep,
+    compile_log,
+)
 from ..errors import ServerError, Unavailable
+from ..settling import settle, unsettle
 from .engine import Engine
 from .programs import Key
 
+OnProgress = Callable[[str, WarmupStep], None]
 _log = logging.getLogger(__name__)
 
 
@@ -23,34 +35,38 @@ class Worker:
     """Owns the engine's thread and its compile thread.
 
     Args:
-        engine: what to run.
-        keys: programs to warm, `zeros` first.
+        name: of the model.
+        prepare: run in the compile thread before anything else; gives the engine to run and its programs,
+            `zeros` first.
         seal: forbid tracing in the whole process once warm.
-        on_progress: called after each warm program with `(done, total, program, seconds)`.
+        on_progress: called with the model's name and each step, in the engine's thread.
 
     Attributes:
-        ready: set once warm, or once that failed.
-        done: programs that are warm.
+        ready: set once warm, or once it never will be.
+        warm: whether every program is.
+        report: of the warm-up.
         failure: why the thread ended early, or None.
     """
 
     def __init__(
         self,
+        name: str,
         engine: Engine,
-        keys: Sequence[Key],
+        prepare: Callable[[], tuple[Engine, Sequence[Key]]],
         *,
         seal: bool,
-        on_progress: Callable[[int, int, str, float], None] | None,
+        on_progress: OnProgress | None,
     ) -> None:
-        self._engine, self._keys = engine, keys
+        self._name, self._engine, self._prepare = name, engine, prepare
         self._seal, self._sealed = seal, False
         self._on_progress = on_progress
         self._compiler = CompileService("servax-generation-compile")
         self._stop = threading.Event()
-        self._futures: list[Future[float]] = []
+        self._futures: list[Future[Any]] = []
         self._thread = threading.Thread(target=self._run, name="servax-generation", daemon=True)
         self.ready = threading.Event()
-        self.done = 0
+        self.warm = False
+        self.report = WarmupReport(0)
         self.failure: BaseException | None = None
 
     def start(self) -> None:
@@ -62,31 +78,42 @@ class Worker:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
+    @property
+    def current(self) -> bool:
+        """Whether the caller is the thread."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
-        """Begin no further program of the warm-up; the one in hand is finished."""
+        """Begin no further program of the warm-up; the one in hand is finished, and nobody waits for it."""
         self._stop.set()
+        self.ready.set()
         for future in list(self._futures):
             future.cancel()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end, once the desk is closed, and lift the seal."""
         self._thread.join(timeout_s)
-        self._compiler.close()
+        self._compiler.close(timeout_s)
         if self._sealed:
             self._sealed = False
-            unseal_process()
+            unsettle()
 
     def _run(self) -> None:
         log = compile_log()
         log.mark_thread(WARMUP)
         try:
-            if self._warm():
+            self.warm = self._warm()
+            if self.warm:
                 log.mark_thread(REQUEST)
                 self.ready.set()
             self._engine.run()
         except BaseException as error:  # health must show it, callers must not hang
             self.failure = error
-            _log.critical("the generation thread ended", exc_info=error)
+            self.stop()
+            if self.warm:
+                _log.critical("the generation thread ended", exc_info=error)
+            else:
+                _log.debug("warm-up ended", exc_info=error)
             self._engine.desk.close(functools.partial(_unavailable, error))
             with contextlib.suppress(Exception):
                 self._engine.run()
@@ -95,26 +122,49 @@ class Worker:
 
     def _warm(self) -> bool:
         """Compile every program and run each once on padding; False if stopped in between."""
-        programs = self._engine.programs
-        self._futures += [
-            self._compiler.submit(functools.partial(programs.compile, key)) for key in self._keys
-        ]
-        for key, future in zip(self._keys, self._futures, strict=True):
-            try:
-                seconds = future.result()
-            except CancelledError:
-                return False
-            if self._stop.is_set():
-                return False
-            self._probe(key)
-            self.done += 1
-            if self._on_progress is not None:
-                self._on_progress(self.done, len(self._keys), str(key), seconds)
-        self._compiler.warmed()
-        if self._seal:
-            self._sealed = True
-            seal_process()
+        begin_s, report = time.monotonic(), self.report
+        try:
+            self._futures.append(self._compiler.submit(self._prepare))
+            self._engine, keys = self._futures[0].result()
+            report.total = len(keys)
+            self._futures += [
+                self._compiler.submit(functools.partial(self._engine.programs.compile, key)) for key in keys
+            ]
+            for key, future in zip(keys, self._futures[1:], strict=True):
+                error = self._one(key, future)
+                report.elapsed_s = time.monotonic() - begin_s
+                if self._stop.is_set():
+                    return False
+                self._tell(key, error)
+                if error is not None:
+                    raise error
+        except CancelledError:
+            return False
+        self._sealed = settle(self._compiler, seal=self._seal)
         return True
+
+    def _one(self, key: Key, future: "Future[Any]") -> Exception | None:
+        """Wait for a program and run it once; what went wrong, if anything did."""
+        try:
+            future.result()
+            if not self._stop.is_set():
+                run_s = self._probe(key)
+                self.report.warm.append(WarmBucket(key, self._engine.programs.facts[key], run_s))
+        except CancelledError:
+            raise
+        except Exception as error:
+            self.report.failed[key] = named(error)
+            return error
+        return None
+
+    def _tell(self, key: Key, error: Exception | None) -> None:
+        if self._on_progress is None:
+            return
+        report = self.report
+        done = len(report.warm) + len(report.failed)
+        facts = None if error is not None else report.warm[-1].facts
+        named = None if error is None else report.failed[key]
+        self._on_progress(self._name, WarmupStep(key, done, report.total, report.elapsed_s, named, facts))
 
     def _probe(self, key: Key) -> float:
         """Run a program once, so that no request is its first; seconds of that run."""
@@ -134,6 +184,13 @@ class Worker:
             programs.step(key, inputs)
         jax.block_until_ready(programs.state)
         return time.perf_counter() - begin_s
+
+
+def named(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, JitCacheError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".split("\n", 1)[0]
 
 
 def _unavailable(cause: BaseException) -> ServerError:

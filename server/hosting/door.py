@@ -8,6 +8,7 @@ import numpy as np
 
 from ...jit_cache import InputError, ItemTooLarge, NonFinite, Servable, check_item
 from ..batching.request import DEFAULT_PRIORITY, PRIORITIES
+from ..datatypes import all_finite
 from ..errors import BadRequest, BadTensor, NonFiniteInput, TooLong, TooManyRows
 
 Rows = Sequence[Mapping[str, Any]]
@@ -75,7 +76,7 @@ class Door:
             for dim, size in zip(dims, array.shape):  # noqa: B905 (as many, see above)
                 if sizes.setdefault(dim, size) != size:
                     return None
-            if closely and not _finite(array):
+            if closely and not all_finite(array):
                 return None
         for dim, limit in self._bounds:
             if not 0 < sizes[dim] <= limit:
@@ -94,11 +95,6 @@ class Door:
             raise NonFiniteInput(f"{where}{error}") from None
         except InputError as error:
             raise BadTensor(f"{where}{error}") from None
-
-
-def _finite(array: np.ndarray) -> bool:
-    # A third of the time of isfinite(array).all() on the few values of a typical row.
-    return b"\0" not in np.isfinite(array).tobytes()
 
 
 def allowed_s(server_s: float | None, client_s: float | None) -> float:

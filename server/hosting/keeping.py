@@ -136,7 +136,7 @@ class Keeper:
             weights_bytes=servable.weights_bytes,
             budget_bytes=budget_bytes,
             staging_bytes=staging_bytes(servable, planned),
-            scratch_bytes={one: _scratch(program) for one, program in planned.items()},
+            scratch_bytes={one: self._scratch(program) for one, program in planned.items()},
             slack_bytes=HOST_SLACK_BYTES if on_cpu else 0,
             values=saved_by_bucket(servable.grid, shapes, _guessed_s(planned)) if shapes else None,
         )
@@ -144,6 +144,12 @@ class Keeper:
             model.maker.drop_early(bucket)
         model.narrow([bucket for bucket in model.order if bucket not in plan.dropped])
         return plan
+
+    def _scratch(self, program: Program) -> int:
+        """Measured by an earlier start; else an estimate, which is too high where libraries work in place."""
+        known = self._model.maker.scratch(program)
+        as_text = getattr(program.executable, "as_text", None)
+        return known if known is not None else library_scratch(as_text()) if as_text is not None else 0
 
 
 def _guessed_s(programs: Mapping[Bucket, Program]) -> Callable[[Bucket], float]:
@@ -153,8 +159,3 @@ def _guessed_s(programs: Mapping[Bucket, Program]) -> Callable[[Bucket], float]:
         if program.facts.flops > 0:
             cost.set_prior(bucket, flops=program.facts.flops, bytes=program.facts.bytes_accessed)
     return cost.seconds
-
-
-def _scratch(program: Program) -> int:
-    as_text = getattr(program.executable, "as_text", None)
-    return library_scratch(as_text()) if as_text is not None else 0

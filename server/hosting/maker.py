@@ -133,3 +133,18 @@ class Maker:
             measured(self._servable, program.bucket, seconds, program.stepped.layout.plan)
         else:
             measured(self._servable.as_variant(program.variant), program.bucket, seconds)
+
+    def scratch(self, program: Program) -> int | None:
+        """Bytes that libraries take while a program runs, if an earlier start measured them."""
+        known = getattr(self._compile, "scratch", None)
+        if known is None or isinstance(program, CaseProgram):
+            return None
+        found: int | None = known(self._servable.as_variant(program.variant), program.bucket)
+        return found
+
+    def learned_scratch(self, program: Program, peak_bytes: int) -> None:
+        """By how much one run raised the process's memory; remembered where there is a store."""
+        measured = getattr(self._compile, "measured_scratch", None)
+        if measured is not None and not isinstance(program, CaseProgram):
+            beside = peak_bytes - program.facts.temp_bytes - program.facts.output_bytes
+            measured(self._servable.as_variant(program.variant), program.bucket, max(0, beside))

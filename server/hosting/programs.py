@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...jit_cache.memory import MemoryPlan
 from ...jit_cache.schedule import Shape
 from ..errors import ConfigError
 
-OnPlan = Callable[[str, MemoryPlan], None]
+OnPlan = Callable[[str, Any], None]
+"""Told the model's name and a `MemoryPlan`, or the `PoolPlan` of a language model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

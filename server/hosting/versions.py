@@ -16,6 +16,7 @@ from ..batching.dispatcher import Dispatcher
 from ..errors import Closed, ConfigError
 from .model import Model
 from .preparing import prepare
+from .refitting import Refitting
 from .shared import Shared
 
 Probe = Callable[[Model, Program], float]
@@ -29,6 +30,7 @@ class Versions:
         by_name: the models that are served.
         shared: what models have in common.
         probe: runs a new program on the device thread, from where on it is planned with.
+        refitting: fits grids to traffic; goes on with the new version.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Versions:
         by_name: MutableMapping[str, Model],
         shared: Shared,
         probe: Probe,
+        refitting: Refitting,
     ) -> None:
         self._by_lane, self._by_name = by_lane, by_name
-        self._shared, self._probe = shared, probe
+        self._shared, self._probe, self._refitting = shared, probe, refitting
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -76,9 +79,13 @@ class Versions:
                 )
             new = Model(servable, self._shared)
             self._by_lane.append(new)
-            self._warm(old, new)
-            self._by_name[new.name] = new
-            old.give_way(new)
+            self._refitting.hand_over(old, new)
+            try:
+                self._warm(old, new)
+                self._by_name[new.name] = new
+                old.give_way(new)
+            finally:
+                self._refitting.resume(self._by_name[new.name])
             retired = Retire(old, Future())
             self._dispatcher.post(retired)
         retired.done.result(timeout_s)

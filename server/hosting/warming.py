@@ -15,14 +15,14 @@ from ...jit_cache import (
     StoredPrograms,
     WarmupError,
     WarmupStep,
-    unseal_process,
     warm_up,
 )
+from ...jit_cache.device_memory import peak_bytes
 from ..batching.clock import Clock
 from ..batching.device import Probe
 from ..batching.dispatcher import Dispatcher
 from ..errors import NotReady
-from ..settling import settle
+from ..settling import settle, unsettle
 from .model import Model
 from .preparing import prepare
 from .programs import Programs
@@ -87,7 +87,18 @@ class WarmUp:
             self._thread.join(timeout_s)
         if self._sealed:
             self._sealed = False
-            unseal_process()
+            unsettle()
+
+    def remember(self) -> None:
+        """Write down run times as traffic corrected them, for the next start; the device thread has ended."""
+        if self._stored is None:
+            return
+        for model in self._models:
+            warm = model.cache.ready()
+            for bucket, seconds in model.cost.measured().items():
+                if bucket in warm and not model.cost.hopes(bucket):
+                    model.maker.learned(model.cache.get(bucket), seconds)
+        self._stored.save()
 
     @property
     def settled(self) -> bool:
@@ -212,7 +223,17 @@ class WarmUp:
                 f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
             ) from None
         model.maker.learned(program, seconds)
+        self._weigh(model, program)
         return seconds
+
+    def _weigh(self, model: Model, program: Program) -> None:
+        """Measure what a run takes of the host's memory, for the plans of later starts."""
+        planned = self._options.memory_bytes is not None and model.servable.platform == "cpu"
+        if self._stored is None or not planned or model.maker.scratch(program) is not None:
+            return
+        took = peak_bytes(lambda: self._trial(model, program, "trial"))
+        if took is not None:
+            model.maker.learned_scratch(program, took)
 
     def _tune(self, model: Model) -> None:
         """Make and time the other variants of each warm bucket, and keep the fastest."""

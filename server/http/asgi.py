@@ -16,10 +16,14 @@ from ..errors import BadRequest, MethodNotAllowed, NotReady, ServerError, Unknow
 from ..metrics import Metrics
 from ..seam import Engine, find_model, progress_text
 from ..text import Embedder
+from ..tracing import Tracing
 from . import kserve, kserve_schema, openai, openapi
 from .debug import Options, add_debug
 from .encode import dumps
 from .entry import Entry, Keys
+from .generate import generation_routes
+from .hot import HotPaths
+from .traced import Traced
 from .wire import Call, HotRoute, error_headers
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
@@ -34,11 +38,13 @@ def create_app(
     api_keys: Sequence[str] = (),
     settings: Options | None = None,
     lifespan: Lifespan | None = None,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Builds the HTTP application over an engine.
 
     Args:
-        engine: holds the models; may still be warming up.
+        engine: holds the models; may still be warming up. Those that generate text, such as
+            `servax.server.generation.GenerationServer`, answer the routes for text.
         texts: text fronts by model name; read at each request, so that it may be filled later.
         metrics: counts requests; the engine usually writes to the same object.
         config: limits of the front.
@@ -46,6 +52,7 @@ def create_app(
         settings: value and source of each option by its path, for `/v2/models/{name}/config`; None asks the
             engine for those that it was made with.
         lifespan: start and stop of what the application runs on.
+        tracing: makes a span of each request; the same object that the engine has.
 
     Returns:
         An ASGI application, to be run by uvicorn or mounted.
@@ -73,7 +80,15 @@ def create_app(
         response = await handler(Request(scope), scope["servax.error"])
         await response(scope, receive, send)
 
-    app.add_middleware(Entry, keys=Keys(api_keys), refuse=refuse, client_header=config.client_header)
+    app.add_middleware(
+        Entry,
+        keys=Keys(api_keys),
+        refuse=refuse,
+        client_header=config.client_header,
+        hot=HotPaths(app.router.routes, lambda endpoint: isinstance(endpoint, HotRoute)),
+    )
+    if tracing is not None:
+        app.add_middleware(Traced, tracing=tracing)
     openapi.install(app)
     return app
 
@@ -99,6 +114,7 @@ def _add_hot_routes(
         Route(openapi.EMBEDDINGS, embeddings, methods=["POST"]),
         Route(openapi.INFER, infer, methods=["POST"]),
         Route(openapi.INFER_VERSION, infer, methods=["POST"]),
+        *generation_routes(engine, metrics=metrics, config=config),
     ]
 
 
@@ -139,12 +155,20 @@ def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], con
     @app.get("/v2/health/live", tags=["inference protocol v2"], responses={503: {}})
     async def live() -> Response:
         """200 while the process can answer; 503 when it must be restarted."""
-        return _health(engine.live, {"live": engine.live})
+        if engine.live:
+            return _health(True, {"live": True})
+        return _health(False, {"live": False, "error": engine.status().get("error")})
 
     @app.get("/v2/health/ready", tags=["inference protocol v2"], responses={503: {}})
     async def ready() -> Response:
         """200 once every needed program is warm; 503 with the progress until then, and while draining."""
         return _health(engine.ready and not engine.draining, _readiness(engine), config.retry_after_s)
+
+    @app.get("/v2/health/warm", tags=["inference protocol v2"], responses={503: {}})
+    async def warm() -> Response:
+        """200 once every program is there, also those that readiness does not wait for; 503 until then."""
+        status = engine.status()
+        return _health(bool(status.get("warm")), status, config.retry_after_s)
 
     @app.get("/v2/models/{name}", tags=["inference protocol v2"])
     @app.get("/v2/models/{name}/versions/{version}", tags=["inference protocol v2"])

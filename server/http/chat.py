@@ -1,17 +1,19 @@
 """`POST /v1/chat/completions`: answers to messages, by the model's own chat template."""
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from ..errors import BadRequest
-from ..generation.output import TokenLogprobs, Usage
-from .encode import dumps
+from ..generation.output import Delta, TokenLogprobs
+from ..seam import Engine
+from ..tokenizing import Tokenizing
+from .answers import stream, whole, words
 from .sampling import Asked, Sampling, TextServer, decode, find, now
-from .sse import Events, event
+from .sse import Events
 from .wire import Call, Reply
 
 
@@ -42,16 +44,17 @@ class Chat:
     """Handler of `POST /v1/chat/completions`.
 
     Args:
-        servers: models that generate text, by name; read at each request.
+        engine: holds the models.
+        tokenizing: runs their tokenizers.
     """
 
-    def __init__(self, servers: Mapping[str, TextServer]) -> None:
-        self._servers = servers
+    def __init__(self, engine: Engine, tokenizing: Tokenizing) -> None:
+        self._engine, self._tokenizing = engine, tokenizing
 
     async def __call__(self, call: Call) -> Reply | Events:
         """Answers one call; raises `ServerError`."""
         request = decode(_decoder, call)
-        server = find(self._servers, request.model, call)
+        server = find(self._engine, request.model, call)
         if request.top_logprobs is not None and not request.logprobs:
             call.param = "top_logprobs"
             raise BadRequest("top_logprobs needs logprobs true; got false: set both or none")
@@ -60,14 +63,16 @@ class Chat:
             call, max_tokens=most, logprobs=request.top_logprobs or 0 if request.logprobs else None
         )
         call.param = "messages"
-        prompt = render(server, request.messages)
+        prompts = await render(server, request.messages, self._tokenizing)
         call.param = None
-        asked = Asked(server, [prompt], params, request, f"chatcmpl-{uuid.uuid4().hex}", now())
-        return stream(asked) if request.stream else Reply(await whole(asked))
+        asked = Asked(server, prompts, params, request, f"chatcmpl-{uuid.uuid4().hex}", now())
+        return stream(asked, _Shape()) if request.stream else Reply(await whole(asked, _Shape()))
 
 
-def render(server: TextServer, messages: list[dict[str, Any]]) -> np.ndarray:
-    """The tokens of a conversation.
+async def render(
+    server: TextServer, messages: list[dict[str, Any]], tokenizing: Tokenizing
+) -> Sequence[np.ndarray]:
+    """The tokens of a conversation, one prompt.
 
     Raises:
         BadRequest: the model has no chat template, or its template refuses the messages.
@@ -79,88 +84,55 @@ def render(server: TextServer, messages: list[dict[str, Any]]) -> np.ndarray:
             f"/v1/completions"
         )
     try:
-        ids: np.ndarray = server.model.tokenizer.encode_rendered([template.render(messages)])[0]
+        text = template.render(messages)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    return ids
+    return await tokenizing(server.model.tokenizer.encode_rendered, [text])
 
 
-async def whole(asked: Asked) -> bytes:
-    """The complete answer as JSON."""
-    texts: dict[int, list[str]] = {}
-    probabilities: dict[int, list[TokenLogprobs]] = {}
-    reasons: dict[int, str] = {}
-    usages: dict[int, Usage] = {}
-    async for index, delta in asked.deltas():
-        texts.setdefault(index, []).append(delta.text)
-        probabilities.setdefault(index, []).extend(delta.logprobs)
-        if delta.usage is not None and delta.finish_reason is not None:
-            reasons[index], usages[index] = delta.finish_reason, delta.usage
-    choices = [
-        {
+class _Shape:
+    """Messages; of a stream each choice begins with its role."""
+
+    whole, chunk = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self) -> None:
+        self._begun: set[int] = set()
+
+    def choice(self, asked: Asked, index: int, whole: Delta) -> dict[str, Any]:
+        """See `Shape`."""
+        return {
             "index": index,
-            "message": {"role": "assistant", "content": "".join(texts[index]), "refusal": None},
-            "logprobs": _logprobs(asked, probabilities[index]),
-            "finish_reason": reasons[index],
+            "message": {"role": "assistant", "content": whole.text, "refusal": None},
+            "logprobs": _logprobs(asked, whole.logprobs),
+            "finish_reason": whole.finish_reason,
         }
-        for index in sorted(texts)
-    ]
-    return dumps({**_head(asked, "chat.completion"), "choices": choices, "usage": asked.usage(usages)})
+
+    def part(self, asked: Asked, index: int, delta: Delta) -> dict[str, Any] | None:
+        """See `Shape`."""
+        content: dict[str, Any] = {} if index in self._begun else {"role": "assistant", "content": ""}
+        if delta.text:
+            content["content"] = delta.text
+        if not content and not delta.finish_reason and not delta.logprobs:
+            return None
+        self._begun.add(index)
+        return {
+            "index": index,
+            "delta": content,
+            "logprobs": _logprobs(asked, delta.logprobs),
+            "finish_reason": delta.finish_reason,
+        }
 
 
-async def stream(asked: Asked) -> Events:
-    """The answer as events."""
-    usages: dict[int, Usage] = {}
-    options = asked.request.stream_options
-    wants_usage = options is not None and options.include_usage
-    head: dict[str, Any] = _head(asked, "chat.completion.chunk")
-    more: dict[str, Any] = {"usage": None} if wants_usage else {}
-    begun: set[int] = set()
-    deltas = asked.deltas()
-    try:
-        async for index, delta in deltas:
-            if delta.usage is not None:
-                usages[index] = delta.usage
-            content: dict[str, Any] = {} if index in begun else {"role": "assistant", "content": ""}
-            if delta.text:
-                content["content"] = delta.text
-            if not content and not delta.finish_reason and not delta.logprobs:
-                continue
-            begun.add(index)
-            choice = {
-                "index": index,
-                "delta": content,
-                "logprobs": _logprobs(asked, delta.logprobs),
-                "finish_reason": delta.finish_reason,
-            }
-            yield event(dumps({**head, "choices": [choice], **more}))
-    finally:
-        await deltas.aclose()
-    if wants_usage:
-        yield event(dumps({**head, "choices": [], "usage": asked.usage(usages)}))
-    yield event(b"[DONE]")
-
-
-def _head(asked: Asked, kind: str) -> dict[str, Any]:
-    return {"id": asked.id, "object": kind, "created": asked.created, "model": asked.server.name}
-
-
-def _logprobs(
-    asked: Asked, logprobs: "list[TokenLogprobs] | tuple[TokenLogprobs, ...]"
-) -> dict[str, Any] | None:
+def _logprobs(asked: Asked, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
     if asked.params[0].logprobs is None:
         return None
 
     def word(token: int, value: float) -> dict[str, Any]:
-        text = asked.server.model.tokenizer.decode([token], skip_special=False)
+        (text,) = words(asked, [token])
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
-    return {
-        "content": [
-            {
-                **word(one.token, one.logprob),
-                "top_logprobs": [word(token, value) for token, value in one.top],
-            }
-            for one in logprobs
-        ]
-    }
+    content = [
+        {**word(one.token, one.logprob), "top_logprobs": [word(token, value) for token, value in one.top]}
+        for one in logprobs
+    ]
+    return {"content": content}

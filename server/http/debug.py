@@ -11,10 +11,11 @@ from fastapi import FastAPI, Query, Request, Response
 from ... import _version
 from ...bucketing import BucketingError
 from ..errors import BadRequest, UnknownModel
-from ..explain import explain_model, grid_rows
+from ..explain import explain_model, grid_rows, program_rows
 from ..metrics import Metrics
 from ..seam import Engine, progress_text
 from .encode import dumps
+from .sampling import TextServer
 
 # The page brings its own style and script and talks to nobody but this server.
 _POLICY = (
@@ -127,6 +128,7 @@ def effective(engine: Engine, name: str, options: Options | None) -> dict[str, A
         "limits": dict(model.limits),
         "max_request_rows": model.max_request_rows,
         "buckets": None if grid is None else [str(bucket) for bucket in grid],
+        "generation": dict(model.options) if isinstance(model, TextServer) else None,
         "options": options,
     }
 
@@ -142,6 +144,10 @@ def overview(engine: Engine, metrics: Metrics, now_s: float) -> dict[str, Any]:
             waiting, running = model.load()
             one |= {"waiting_rows": waiting, "running_rows": running}
             one |= {"axes": list(model.servable.grid.axes), "buckets": grid_rows(model, totals)}
+        elif isinstance(model, TextServer):
+            load = model.load()
+            one |= {"waiting_rows": load["waiting"], "running_rows": load["running"]}
+            one |= {"free_pages": load["free_pages"], "programs": program_rows(model, totals)}
         models.append(one)
     metrics.recent.waiting(now_s, sum(one.get("waiting_rows", 0) for one in models))
     return {

@@ -6,37 +6,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import ml_dtypes
 import msgspec
 import numpy as np
 import orjson
 
+from ..datatypes import BFLOAT16 as BFLOAT16
+from ..datatypes import DATATYPES as DATATYPES
+from ..datatypes import all_finite as all_finite
+from ..datatypes import datatype_of as datatype_of
 from ..errors import BadTensor
-
-BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-
-# Open Inference Protocol name -> NumPy dtype. BYTES has no fixed width and is handled apart.
-DATATYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    **{f"INT{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"UINT{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-    "BF16": BFLOAT16,
-}
-_NAMES = {dtype: name for name, dtype in DATATYPES.items()}
-
-
-def datatype_of(dtype: np.dtype[Any]) -> str:
-    """The protocol's name of a dtype; raises `BadTensor` for one that the protocol lacks."""
-    try:
-        return _NAMES[dtype]
-    except KeyError:
-        known = ", ".join(DATATYPES)
-        raise BadTensor(
-            f"A tensor's dtype must be one of {known}, got {dtype}; cast it in the model."
-        ) from None
 
 
 def dumps(value: Any) -> bytes:
@@ -69,8 +47,13 @@ def cast(array: np.ndarray, to: np.dtype[Any], name: str) -> np.ndarray:
     """
     if array.dtype == to:
         return array
-    have, want = datatype_of(array.dtype), datatype_of(to)
     kinds = (kind_of(array.dtype), kind_of(to))
+    if kinds == ("float", "float"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            narrowed = array.astype(to)
+        if all_finite(narrowed):  # the usual case, without the words for the others
+            return narrowed
+    have, want = datatype_of(array.dtype), datatype_of(to)
     if kinds not in {("int", "int"), ("float", "float"), ("int", "float")}:
         raise BadTensor(f"Input {name!r} of the model is {want}, got {have}, another kind; send {want}.")
     if array.size == 0:
@@ -210,8 +193,10 @@ def _check_string_count(got: int, shape: Sequence[int], name: str) -> None:
 
 def _depth(raw: bytes | memoryview, rank: int) -> int:
     """Nesting to decode: 1 for flat data, else the shape's rank."""
+    if rank < 2:
+        return 1
     head = b"".join(bytes(raw[:64]).split())
-    return rank if head.startswith(b"[[") and rank > 1 else 1
+    return rank if head.startswith(b"[[") else 1
 
 
 class _ArrayDecoder:

@@ -3,14 +3,15 @@
 import hashlib
 import hmac
 import logging
+import random
 import time
-import uuid
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..context import CALL, CallContext, parse_traceparent
+from ..context import CALL, TRACE, CallContext, parse_traceparent
 from ..errors import ServerError, Unauthorized
+from .hot import HotPaths
 
 # What an operator's tools read without a key: probes, metrics, the live page.
 OPEN_PATHS = frozenset(
@@ -19,6 +20,7 @@ OPEN_PATHS = frozenset(
         "/v2",
         "/v2/health/live",
         "/v2/health/ready",
+        "/v2/health/warm",
         "/metrics",
         "/debug/grid.json",
         "/debug/page.css",
@@ -27,6 +29,7 @@ OPEN_PATHS = frozenset(
     }
 )
 _access = logging.getLogger("servax.access")
+_ids = random.Random()
 
 
 class Keys:
@@ -68,10 +71,18 @@ class Entry:
         keys: who may come in.
         refuse: an application that answers with the error in `scope["servax.error"]`.
         client_header: header that names a client, in lower case; None takes the peer's address.
+        hot: finds the application of a hot route, which then skips the framework's own layers.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keys, refuse: ASGIApp, client_header: str | None = None) -> None:
-        self._app, self._keys, self._refuse = app, keys, refuse
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        refuse: ASGIApp,
+        client_header: str | None = None,
+        hot: HotPaths | None = None,
+    ) -> None:
+        self._app, self._keys, self._refuse, self._hot = app, keys, refuse, hot
         self._client_header = None if client_header is None else client_header.lower().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -83,7 +94,8 @@ class Entry:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
         usable = 0 < len(given) <= 128 and all(0x21 <= byte <= 0x7E for byte in given)
-        chosen = given if usable else uuid.uuid4().hex.encode()
+        # An id is told apart, not kept secret: a tenth of the time of uuid4.
+        chosen = given if usable else b"%032x" % _ids.getrandbits(128)
         status = 0
 
         async def send_with_id(message: Message) -> None:
@@ -93,14 +105,16 @@ class Entry:
                 message["headers"] = [*message["headers"], (b"x-request-id", chosen)]
             await send(message)
 
-        app = self._app
+        app = (self._hot.find(scope) if self._hot is not None else None) or self._app
         client = ""
         try:
             if scope["path"] not in OPEN_PATHS:
                 client = self._keys.check(headers.get(b"authorization", headers.get(b"x-api-key")))
         except ServerError as error:
             app, scope["servax.error"] = self._refuse, error
-        trace = parse_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
+        trace = TRACE.get()
+        if trace is None and (traced := headers.get(b"traceparent")) is not None:
+            trace = parse_traceparent(traced.decode("latin-1"))
         context = CallContext(chosen.decode(), client or self._client(scope, headers), trace)
         token = CALL.set(context)
         try:

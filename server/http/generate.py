@@ -1,6 +1,5 @@
 """`POST /v2/models/{name}/generate` and `generate_stream`, and the list of all routes for text."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -9,11 +8,13 @@ from starlette.routing import Route
 from ..config import HttpConfig
 from ..errors import ServerError
 from ..metrics import Metrics
+from ..seam import Engine
+from ..tokenizing import Tokenizing
 from . import kserve, openai
 from .chat import Chat
 from .completions import Completions, prompt_ids
 from .encode import dumps
-from .sampling import Asked, Sampling, TextServer, decode, find, now
+from .sampling import Asked, Sampling, decode, find, now
 from .sse import Events, StreamRoute, event
 from .wire import Call, Reply
 
@@ -45,26 +46,27 @@ class Generate:
     """Handler of both routes.
 
     Args:
-        servers: models that generate text, by name.
+        engine: holds the models.
+        tokenizing: runs their tokenizers.
         streams: whether the answer is events.
     """
 
-    def __init__(self, servers: Mapping[str, TextServer], *, streams: bool) -> None:
-        self._servers, self._streams = servers, streams
+    def __init__(self, engine: Engine, tokenizing: Tokenizing, *, streams: bool) -> None:
+        self._engine, self._tokenizing, self._streams = engine, tokenizing, streams
 
     async def __call__(self, call: Call) -> Reply | Events:
         """Answers one call; raises `ServerError`."""
         request = decode(_decoder, call)
         call.request_id = request.id
-        server = find(self._servers, call.path["name"], call)
-        call.param = None
+        server = find(self._engine, call.path["name"], call)
         one = request.parameters
         params = one.params(call, max_tokens=one.max_tokens, logprobs=None)[:1]
-        asked = Asked(server, prompt_ids(server, request.text_input), params, one, request.id or "", now())
+        prompts = await prompt_ids(server, request.text_input, self._tokenizing)
+        asked = Asked(server, prompts, params, one, request.id or "", now())
         if self._streams:
             return self._events(asked)
-        text = [delta.text async for _, delta in asked.deltas()]
-        return Reply(dumps(_body(asked, "".join(text), None)))
+        (done,) = await asked.complete()
+        return Reply(dumps(_body(asked, done.text, None)))
 
     async def _events(self, asked: Asked) -> Events:
         deltas = asked.deltas()
@@ -83,33 +85,31 @@ def _body(asked: Asked, text: str, reason: str | None) -> dict[str, Any]:
     return body if reason is None else {**body, "finish_reason": reason}
 
 
-def generation_routes(
-    servers: Mapping[str, TextServer], *, metrics: Metrics, config: HttpConfig | None = None
-) -> list[Route]:
-    """Routes for text, to be added to an application.
+def generation_routes(engine: Engine, *, metrics: Metrics, config: HttpConfig) -> list[Route]:
+    """Routes for text.
 
     Args:
-        servers: models that generate text, by name; read at each request, so it may be filled later.
+        engine: those of its models that generate text answer here.
         metrics: counts requests.
         config: limits of the front.
     """
-    config = config or HttpConfig()
     options: dict[str, Any] = {
         "metrics": metrics,
         "max_body_bytes": config.max_body_bytes,
         "retry_after_s": config.retry_after_s,
     }
+    shared = engine, Tokenizing(config.tokenize_inline_chars, config.tokenize_pending_chars)
 
     def as_openai(call: Call, error: ServerError) -> bytes:
-        return openai.error_body(call, error)
+        return openai.error_body(call, error, engine.status())
 
     def as_kserve(call: Call, error: ServerError) -> bytes:
-        return kserve.error_body(call, error, None)
+        return kserve.error_body(call, error, engine.status())
 
     routes = [
-        (COMPLETIONS, StreamRoute("completions", Completions(servers), as_openai, **options)),
-        (CHAT, StreamRoute("chat", Chat(servers), as_openai, **options)),
-        (GENERATE, StreamRoute("generate", Generate(servers, streams=False), as_kserve, **options)),
-        (GENERATE_STREAM, StreamRoute("generate", Generate(servers, streams=True), as_kserve, **options)),
+        (COMPLETIONS, StreamRoute("completions", Completions(*shared), as_openai, **options)),
+        (CHAT, StreamRoute("chat", Chat(*shared), as_openai, **options)),
+        (GENERATE, StreamRoute("generate", Generate(*shared, streams=False), as_kserve, **options)),
+        (GENERATE_STREAM, StreamRoute("generate", Generate(*shared, streams=True), as_kserve, **options)),
     ]
     return [Route(path, route, methods=["POST"]) for path, route in routes]

@@ -11,6 +11,7 @@ from ..errors import BadRequest, BadTensor
 from .encode import (
     BFLOAT16,
     DATATYPES,
+    all_finite,
     datatype_of,
     dumps,
     from_bytes,
@@ -23,7 +24,9 @@ from .wire import Call, Reply
 
 HEADER_LENGTH = "inference-header-content-length"
 _KNOWN = {
-    "request": {"priority", "timeout", "binary_data_output", "truncate", "truncate_side"},
+    "request": {
+        *("priority", "timeout", "binary_data_output", "truncate", "truncate_side", "deterministic"),
+    },
     "input": {"binary_data_size"},
     "output": {"binary_data"},
 }
@@ -102,8 +105,7 @@ def _lenient_id(head: bytes | memoryview) -> str | None:
 
 def check_parameters(parameters: Parameters, where: str) -> None:
     """Raises `BadRequest` if a parameter is not one that is acted on; none is dropped in silence."""
-    unknown = sorted(set(parameters) - _KNOWN[where])
-    if unknown:
+    if parameters and (unknown := sorted(set(parameters) - _KNOWN[where])):
         raise BadRequest(
             f"Parameters of a {where} are {', '.join(sorted(_KNOWN[where]))}, got {unknown[0]!r}; drop it."
         )
@@ -189,7 +191,7 @@ def _json_data(name: str, array: np.ndarray) -> np.ndarray:
     flat = np.ascontiguousarray(array).reshape(-1)
     if flat.dtype == BFLOAT16:
         flat = flat.astype(np.float32)
-    if flat.dtype.kind == "f" and not np.isfinite(flat).all():
+    if flat.dtype.kind == "f" and not all_finite(flat):
         raise BadRequest(
             f"JSON holds finite numbers, got NaN or infinity in output {name!r}; ask for binary_data."
         )

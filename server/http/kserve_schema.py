@@ -31,7 +31,8 @@ class RequestedOutput(msgspec.Struct, forbid_unknown_fields=True):
 class InferRequest(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON part of an infer request.
 
-    Known parameters: `priority`, `timeout` (microseconds), `binary_data_output`, and, for models with a
+    Known parameters: `priority`, `timeout` (microseconds), `binary_data_output`, `deterministic` (the same
+    answer bit by bit at any load; the reply names the buckets), and, for models with a
     tokenizer, `truncate` and `truncate_side`.
     """
 

@@ -122,9 +122,10 @@ class Embeddings:
         call.model = model.name
         embedder = self._texts.get(model.name)
         if embedder is None:
+            other = f"tensors to /v2/models/{model.name}/infer" if model.inputs else "it to /v1/completions"
             raise UnknownModel(
-                f"/v1/embeddings needs a model with a tokenizer, got {model.name!r}, which has none; "
-                f"send tensors to /v2/models/{model.name}/infer."
+                f"/v1/embeddings needs a model with a tokenizer, got {model.name!r}, which makes no "
+                f"embeddings of texts; send {other}."
             )
         call.param = "input"
         inputs = as_inputs(request.input, model)

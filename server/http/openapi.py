@@ -6,12 +6,22 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from .chat import ChatRequest
+from .completions import CompletionRequest
+from .generate import CHAT, COMPLETIONS, GENERATE, GENERATE_STREAM, GenerateRequest
 from .kserve_schema import DocumentedRequest, InferError, InferResponse
 from .openai import EmbeddingRequest, EmbeddingResponse, ErrorResponse
 
 EMBEDDINGS = "/v1/embeddings"
 INFER = "/v2/models/{name}/infer"
 INFER_VERSION = "/v2/models/{name}/versions/{version}/infer"
+_JSON, _EVENTS = "application/json", "text/event-stream"
+_TEXT: tuple[tuple[str, str, Any, tuple[str, ...]], ...] = (
+    (COMPLETIONS, "create_completion", CompletionRequest, (_JSON, _EVENTS)),
+    (CHAT, "create_chat_completion", ChatRequest, (_JSON, _EVENTS)),
+    (GENERATE, "generate", GenerateRequest, (_JSON,)),
+    (GENERATE_STREAM, "generate_stream", GenerateRequest, (_EVENTS,)),
+)
 _STATUSES = {
     "400": "A rule is broken; the message names the rule, the value and the remedy.",
     "401": "An API key is missing or wrong.",
@@ -38,7 +48,9 @@ def install(app: FastAPI) -> None:
 def build(app: FastAPI) -> dict[str, Any]:
     """The whole schema of an application."""
     schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-    types = [EmbeddingRequest, EmbeddingResponse, ErrorResponse, DocumentedRequest, InferResponse, InferError]
+    types: list[Any] = [EmbeddingRequest, EmbeddingResponse, ErrorResponse]
+    types += [DocumentedRequest, InferResponse, InferError]
+    types += [kind for _, _, kind, _ in _TEXT]
     refs, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, refs, strict=True))
     schema.setdefault("components", {}).setdefault("schemas", {}).update(components)
@@ -72,7 +84,22 @@ def build(app: FastAPI) -> dict[str, Any]:
             }
         )
         schema["paths"].setdefault(path, {})["post"] = operation
+    for path, name, body, media in _TEXT:
+        schema["paths"][path] = {
+            "post": _text_operation(path, name, by_type[body], media, infer_error if "{" in path else error)
+        }
     return schema
+
+
+def _text_operation(
+    path: str, name: str, body: dict[str, Any], media: tuple[str, ...], error: dict[str, Any]
+) -> dict[str, Any]:
+    named = "{name}" in path
+    tag = "inference protocol v2" if named else "openai"
+    operation = _operation(name, tag, body, {"type": "object"}, error, ("name",) if named else ())
+    kinds = {_EVENTS: {"schema": {"type": "string"}}, _JSON: {"schema": {"type": "object"}}}
+    operation["responses"]["200"]["content"] = {kind: kinds[kind] for kind in media}
+    return operation
 
 
 def _own_errors(operation: dict[str, Any], error: dict[str, Any]) -> None:

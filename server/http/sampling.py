@@ -1,11 +1,11 @@
-"""What the routes for text have in common: fields of their bodies, and several choices at once."""
+"""What the routes for text ask with: fields of their bodies, and several choices at once."""
 
 import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -15,6 +15,9 @@ from ..errors import BadRequest, UnknownModel
 from ..generation.door import Prompt
 from ..generation.output import Delta, Usage
 from ..generation.params import SamplingParams
+from ..seam import Engine, find_model
+from ..tracing import recorded_trace
+from .traced import traced_text, traced_whole
 from .wire import Call
 
 T = TypeVar("T")
@@ -22,6 +25,7 @@ MAX_CHOICES = 128
 _field_in_message = re.compile(r"(?:field `|`\$\.)(\w+)")
 
 
+@runtime_checkable
 class TextServer(Protocol):
     """What the routes need of a `GenerationServer`."""
 
@@ -29,6 +33,12 @@ class TextServer(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def model(self) -> Any: ...  # noqa: D102
+    @property
+    def options(self) -> Mapping[str, Any]: ...  # noqa: D102
+
+    def load(self) -> dict[str, int]:
+        """Texts that wait and run, and free pages."""
+        ...
 
     def stream(
         self,
@@ -40,6 +50,18 @@ class TextServer(Protocol):
         salt: str | None = None,
     ) -> AsyncIterator[Delta]:
         """Deltas of a continuation; raises `ServerError`."""
+        ...
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        timeout_s: float | None = None,
+        salt: str | None = None,
+    ) -> Delta:
+        """The whole continuation; raises `ServerError`."""
         ...
 
 
@@ -85,28 +107,32 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         if not 1 <= count <= MAX_CHOICES:
             call.param = "n"
             raise BadRequest(f"n is 1 to {MAX_CHOICES}; got {count}: send several requests")
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [
-            SamplingParams(
-                max_tokens=max_tokens,
-                min_tokens=self.min_tokens,
-                temperature=_or(self.temperature, 1.0),
-                top_k=self.top_k,
-                top_p=_or(self.top_p, 1.0),
-                min_p=self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                presence_penalty=_or(self.presence_penalty, 0.0),
-                frequency_penalty=_or(self.frequency_penalty, 0.0),
-                logit_bias=self.logit_bias or {},
-                seed=None if self.seed is None else self.seed + choice,
-                stop=tuple(stop),
-                stop_ids=tuple(self.stop_token_ids),
-                ignore_eos=self.ignore_eos,
-                logprobs=logprobs,
-                skip_special=self.skip_special_tokens,
-            )
-            for choice in range(count)
-        ]
+        try:
+            return [self._choice(choice, max_tokens, logprobs) for choice in range(count)]
+        except BadRequest as error:  # its message begins with the field
+            word = str(error).split(" ", 1)[0]
+            call.param = word if word in {*self.__struct_fields__, "max_tokens", "logprobs"} else None
+            raise
+
+    def _choice(self, choice: int, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=_or(self.temperature, 1.0),
+            top_k=self.top_k,
+            top_p=_or(self.top_p, 1.0),
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            logit_bias=self.logit_bias or {},
+            seed=None if self.seed is None else self.seed + choice,
+            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            skip_special=self.skip_special_tokens,
+        )
 
 
 def _or(value: float | None, default: float) -> float:
@@ -129,19 +155,22 @@ def decode(decoder: "msgspec.json.Decoder[T]", call: Call) -> T:
         ) from None
 
 
-def find(servers: Mapping[str, TextServer], name: str, call: Call) -> TextServer:
-    """The server of a model that generates text.
+def find(engine: Engine, name: str, call: Call, version: str | None = None) -> TextServer:
+    """The server of a model that generates text and can answer now.
 
     Raises:
-        UnknownModel: there is none of that name.
+        UnknownModel: there is none of that name, or it generates no text.
+        NotReady, Closed: see `find_model`.
     """
     call.param = "model"
-    server = servers.get(name)
-    if server is None:
-        served = ", ".join(sorted(servers)) or "none"
-        raise UnknownModel(f"The model must be one that generates text, got {name!r}; served: {served}.")
+    found = find_model(engine, name, version)
+    if not isinstance(found, TextServer):
+        texts = [other for other, model in engine.models.items() if isinstance(model, TextServer)]
+        raise UnknownModel(
+            f"The model must be one that generates text, got {name!r}; served: {', '.join(texts) or 'none'}."
+        )
     call.model, call.param = name, None
-    return server
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +215,35 @@ class Asked:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _one(self, prompt: np.ndarray, params: SamplingParams) -> AsyncIterator[Delta]:
+    async def complete(self) -> list[Delta]:
+        """The whole of each choice, in the order of `deltas`."""
+        tasks = [
+            asyncio.ensure_future(self._whole(prompt, params))
+            for prompt in self.prompts
+            for params in self.params
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _whole(self, prompt: np.ndarray, params: SamplingParams) -> Delta:
         one = self.request
-        return self.server.stream(
+        answer = self.server.agenerate(
             prompt, params, priority=one.priority, timeout_s=one.timeout_s, salt=one.cache_salt
         )
+        trace = recorded_trace()
+        return await (answer if trace is None else traced_whole(trace, self.server.name, len(prompt), answer))
+
+    def _one(self, prompt: np.ndarray, params: SamplingParams) -> AsyncIterator[Delta]:
+        one = self.request
+        deltas = self.server.stream(
+            prompt, params, priority=one.priority, timeout_s=one.timeout_s, salt=one.cache_salt
+        )
+        trace = recorded_trace()
+        return deltas if trace is None else traced_text(trace, self.server.name, len(prompt), deltas)
 
     async def _pump(
         self,
@@ -205,11 +258,15 @@ class Asked:
         except Exception as error:
             queue.put_nowait((index, error))
 
-    def usage(self, usages: Mapping[int, Usage]) -> dict[str, Any]:
-        """Tokens of the whole call, in OpenAI's shape: each prompt counts once."""
+    def usage(self, usages: Sequence[Usage | None]) -> dict[str, Any]:
+        """Tokens of the whole call, in OpenAI's shape: each prompt counts once.
+
+        Args:
+            usages: of each choice; None for one that has not ended.
+        """
         prompt = sum(len(ids) for ids in self.prompts)
-        text = sum(one.completion_tokens for one in usages.values())
-        cached = sum(one.cached_tokens for index, one in usages.items() if index % len(self.params) == 0)
+        text = sum(one.completion_tokens for one in usages if one is not None)
+        cached = sum(one.cached_tokens for one in usages[:: len(self.params)] if one is not None)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": text,

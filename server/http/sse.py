@@ -80,7 +80,7 @@ class StreamRoute:
             if isinstance(made, Reply):
                 await send_reply(send, made)
             else:
-                failed = await self._stream(call, made, receive, send)
+                failed = await self._stream(call, made, receive, send, begin_s)
                 outcome, reason = ("error", failed.reason) if failed else (outcome, reason)
         except ClientGoneError:
             outcome = reason = "cancelled"
@@ -96,7 +96,9 @@ class StreamRoute:
         headers = error_headers(error, self._retry_after_s)
         return Reply(self._error_shape(call, error), status=error.http_status, headers=headers)
 
-    async def _stream(self, call: Call, events: Events, receive: Receive, send: Send) -> ServerError | None:
+    async def _stream(
+        self, call: Call, events: Events, receive: Receive, send: Send, begin_s: float
+    ) -> ServerError | None:
         """Sends events; the error that cut the stream short, if one did."""
         gone = asyncio.ensure_future(receive())
         begun = False
@@ -116,6 +118,7 @@ class StreamRoute:
                 if not begun:
                     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                     begun = True
+                    self._metrics.first_event(call.model, self.route, time.perf_counter() - begin_s)
                 if data is None:
                     await _send(send, b"", more=False)
                     return None

@@ -1,5 +1,6 @@
 """Run an ASGI application on a real socket inside the calling process; for tests, ours and yours."""
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from .protocol import HttpProtocol
 
 
 class _Announcing(uvicorn.Server):
@@ -22,8 +25,12 @@ class _Announcing(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp) -> Iterator[str]:
+def running(app: ASGIApp, protocol: type[asyncio.Protocol] = HttpProtocol) -> Iterator[str]:
     """Serves `app` on a free port of 127.0.0.1 in a thread, as `servax serve` would.
+
+    Args:
+        app: an ASGI application.
+        protocol: how uvicorn speaks HTTP.
 
     Yields:
         The base URL, such as `http://127.0.0.1:43210`.
@@ -33,7 +40,7 @@ def running(app: ASGIApp) -> Iterator[str]:
     """
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         ws="none",
         access_log=False,
         log_level="error",

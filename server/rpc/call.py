@@ -12,7 +12,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from ..context import CALL, CallContext, parse_traceparent
+from ..context import CALL, TRACE, CallContext, parse_traceparent
 from ..errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
 from ..http.entry import Keys
 from ..metrics import Metrics
@@ -126,7 +126,7 @@ class Method:
         given = dict(context.invocation_metadata() or ())
         key = given.get("authorization", given.get("x-api-key"))
         client = "" if self._keys is None else self._keys.check(None if key is None else str(key).encode())
-        trace = parse_traceparent(str(given.get("traceparent", "")))
+        trace = TRACE.get() or parse_traceparent(str(given.get("traceparent", "")))
         # Without the port: a client's connections share one allowance.
         CALL.set(
             CallContext(str(given.get("x-request-id", "")), client or context.peer().rsplit(":", 1)[0], trace)

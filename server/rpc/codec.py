@@ -19,7 +19,7 @@ from ..http.kserve_schema import ModelMetadata, Parameters, RequestedOutput
 from ..seam import ModelHandle
 from .messages import MESSAGES
 
-_REQUEST_PARAMETERS = ("priority", "timeout", "truncate", "truncate_side")
+_REQUEST_PARAMETERS = ("priority", "timeout", "truncate", "truncate_side", "deterministic")
 _InferRequest = MESSAGES["ModelInferRequest"]
 _InferResponse = MESSAGES["ModelInferResponse"]
 _Parameter = MESSAGES["InferParameter"]
@@ -202,7 +202,7 @@ def encode(
     request_id: str,
     outputs: Mapping[str, np.ndarray],
     wanted: Iterable[str],
-    cuts: str | None,
+    said: Mapping[str, str],
 ) -> bytes:
     """Writes a `ModelInferResponse`; values go raw.
 
@@ -214,7 +214,7 @@ def encode(
         request_id: echoed; may be empty.
         outputs: arrays with their leading row dimension, by name.
         wanted: the outputs to send, in this order.
-        cuts: the parameter `truncated`, where inputs were cut.
+        said: parameters of the answer.
     """
     arrays = [(name, outputs[name]) for name in wanted]
     described = tuple([(name, array.dtype, array.shape) for name, array in arrays])
@@ -222,10 +222,9 @@ def encode(
     if request_id:
         coded = request_id.encode()
         parts += (_ID_TAG, _varint(len(coded)), coded)
-    if cuts is not None:
-        parts.append(
-            _InferResponse(parameters={"truncated": _Parameter(string_param=cuts)}).SerializeToString()
-        )
+    if said:
+        parameters = {name: _Parameter(string_param=text) for name, text in said.items()}
+        parts.append(_InferResponse(parameters=parameters).SerializeToString())
     for _, array in arrays:
         parts += (_RAW_TAG, _varint(array.nbytes), array.tobytes())
     return b"".join(parts)

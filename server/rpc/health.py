@@ -13,10 +13,13 @@ from .messages import SERVICE
 
 _Status = health_pb2.HealthCheckResponse
 _OF_SERVER = frozenset({"", SERVICE})
+WARM = f"{SERVICE}/warm"
 
 
 class Health:
     """Answers for `""` and the inference service as the server, and for a model's name as that model.
+
+    `inference.GRPCInferenceService/warm` is served once every program is there, as HTTP's `/v2/health/warm`.
 
     Args:
         engine: what is asked; nothing is cached.
@@ -31,7 +34,7 @@ class Health:
         """The status now; NOT_FOUND for a service that is none of ours."""
         status = self._status(request.service)
         if status == _Status.SERVICE_UNKNOWN:
-            served = ", ".join(["''", SERVICE, *sorted(self._engine.models)])
+            served = ", ".join(["''", SERVICE, WARM, *sorted(self._engine.models)])
             await context.abort(
                 grpc.StatusCode.NOT_FOUND,
                 f"Health is known of {served}, got {request.service[:200]!r}; ask for one of them.",
@@ -64,6 +67,8 @@ class Health:
                 good = engine.live
             except ServerError:
                 good = False
+        elif service == WARM:
+            good = bool(engine.status().get("warm"))
         else:
             return int(_Status.SERVICE_UNKNOWN)
         return int(_Status.SERVING if good else _Status.NOT_SERVING)

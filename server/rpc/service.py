@@ -14,27 +14,19 @@ from ... import _version
 from ..config import GrpcConfig
 from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from ..http.asgi import find_listed
-from ..http.encode import dumps
 from ..http.entry import Keys
-from ..http.kserve import (
-    TEXT,
-    Rows,
-    check_row_count,
-    check_text_shape,
-    join,
-    model_metadata,
-    split,
-    truncation,
-    wanted_outputs,
-)
+from ..http.kserve import join, maybe_pinned, model_metadata, said_of, wanted_outputs
 from ..http.kserve_codec import whole
+from ..http.rows import rows_of
 from ..metrics import Metrics
-from ..seam import Engine, ModelHandle, find_model
-from ..text import Cut, Embedder
+from ..seam import Engine, find_model
+from ..text import Embedder
+from ..tracing import Tracing
 from .call import GrpcCall, Method
-from .codec import GrpcInputs, decode, encode, encode_metadata, parse
+from .codec import decode, encode, encode_metadata, parse
 from .health import Health
 from .messages import MESSAGES, POOL, SERVICE
+from .traced import Traced
 
 
 def create_grpc_server(
@@ -44,6 +36,7 @@ def create_grpc_server(
     metrics: Metrics | None = None,
     config: GrpcConfig | None = None,
     api_keys: Sequence[str] = (),
+    tracing: Tracing | None = None,
 ) -> grpc.aio.Server:
     """Builds the gRPC server over an engine; to be called on the event loop that will run it.
 
@@ -53,6 +46,7 @@ def create_grpc_server(
         metrics: counts requests, under the route `grpc`.
         config: limits of the front.
         api_keys: keys, one of which a call must bring as `authorization: Bearer KEY`, but for probes.
+        tracing: makes a span of each call; the same object that the engine has.
 
     Returns:
         A server without a port; `listening` opens one and runs it.
@@ -65,7 +59,8 @@ def create_grpc_server(
         # Else a second server binds the same port in silence, and gets some of the connections.
         ("grpc.so_reuseport", 0),
     ]
-    server = grpc.aio.server(options=options)
+    interceptors = [] if tracing is None else [Traced(tracing, SERVICE)]
+    server = grpc.aio.server(options=options, interceptors=interceptors)
     server.add_generic_rpc_handlers((service.handlers(),))
     health_pb2_grpc.add_HealthServicer_to_server(Health(engine, config.health_watch_s), server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -192,20 +187,15 @@ class Service:
         model = find_model(self._engine, request.model_name, request.model_version or None)
         call.model = model.name
         wanted = wanted_outputs(model, inputs.outputs, True)
-        rows, cuts = await rows_of(model, self._texts.get(model.name), inputs)
+        front = self._texts.get(model.name)
+        rows, cuts = await rows_of(model, front, inputs.parameters, inputs.tensors, inputs.shapes)
         self._metrics.cut(model.name, len(cuts))
         timeout_us = whole(inputs.parameters, "timeout")
         priority = whole(inputs.parameters, "priority")
         timeout_s = call.timeout_s(timeout_us)
-        answers = await model.submit(rows, priority=priority, timeout_s=timeout_s) if rows else []
-        listed = [{"index": cut.at, "from": cut.before, "to": cut.after} for cut in cuts]
-        return encode(
-            model,
-            request.id,
-            join(model, answers, len(rows)),
-            wanted,
-            dumps(listed).decode() if cuts else None,
-        )
+        with maybe_pinned(inputs.parameters) as pin:
+            answers = await model.submit(rows, priority=priority, timeout_s=timeout_s) if rows else []
+        return encode(model, request.id, join(model, answers, len(rows)), wanted, said_of(cuts, pin))
 
     async def _server_live(self, raw: bytes, call: GrpcCall) -> bytes:
         parse("ServerLiveRequest", raw)
@@ -243,27 +233,3 @@ class Service:
 def _encoded(message: str, /, **fields: Any) -> bytes:
     encoded: bytes = MESSAGES[message](**fields).SerializeToString()
     return encoded
-
-
-async def rows_of(model: ModelHandle, front: Embedder | None, inputs: GrpcInputs) -> tuple[Rows, list[Cut]]:
-    """The rows that a request holds, texts tokenized and what is too long cut where the caller asked.
-
-    Raises:
-        BadRequest, BadTensor, TooLong, TooManyRows: as over REST.
-    """
-    truncate, side = truncation(inputs.parameters, front)
-    text = inputs.tensors.get(TEXT)
-    if front is not None and isinstance(text, list) and len(inputs.tensors) == 1:
-        check_text_shape(inputs.shapes[TEXT])
-        check_row_count(model, len(text))
-        prepared = await front.prepare(text, truncate=truncate, truncate_side=side)
-        return [{front.input_name: ids} for ids in prepared.ids], prepared.cuts
-    rows = split(model, inputs.tensors, front is not None)
-    if front is None or not rows:
-        return rows, []
-    prepared = await front.prepare(
-        [row[front.input_name] for row in rows], truncate=truncate, truncate_side=side
-    )
-    for row, ids in zip(rows, prepared.ids, strict=True):
-        row[front.input_name] = ids
-    return rows, prepared.cuts

@@ -111,6 +111,32 @@ def test_a_wrong_hope_costs_each_bucket_two_runs(truth: list[float]) -> None:
     assert hoped <= 2 * len(GRID)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_first_timings_that_are_too_long_cost_a_full_queue_little(seed: int) -> None:
+    """As on a CPU: whatever takes long was timed once, 10 to 30 % too high, and costs are nearly linear."""
+    rng = np.random.default_rng(seed)
+    grid = Grid.explicit(AXES, [(b, n) for b in (1, 2, 4, 8, 16) for n in (16, 32, 64, 128)])
+    lengths = [(int(n),) for n in rng.integers(4, 129, 500)]
+
+    def real(one: Bucket) -> float:
+        return 0.0015 + one.elements / 7300 * (1.1 if one.rows == 1 else 1.0)
+
+    def drain(planner: Planner, model: CostModel) -> float:
+        left, total = list(lengths), 0.0
+        while left:
+            run = planner.next_run(left[:256])
+            model.observe(run.bucket, real(run.bucket) * math.exp(0.03 * abs(rng.normal())))
+            total += real(run.bucket)
+            taken = set(run.rows)
+            left = [size for place, size in enumerate(left) if place not in taken]
+        return total
+
+    model = CostModel()
+    for one in grid:
+        model.observe(one, real(one) * (rng.uniform(1.1, 1.3) if real(one) > 0.05 else 1.0))
+    assert drain(Planner(grid, model), model) < 1.03 * drain(Planner(grid, real), CostModel())
+
+
 def test_flops_and_bytes_make_a_roofline() -> None:
     model = CostModel(flops_per_s=100.0, bytes_per_s=10.0, overhead_s=1.0)
     model.set_prior(bucket("1x64"), flops=200.0, bytes=10.0)

@@ -1,12 +1,13 @@
 """A real `servax serve minilm` process on a free port, shared by the tests of this folder."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,12 +54,12 @@ def await_ready(
     raise AssertionError(f"not ready within {limit_s} s: {log.read_text()}")
 
 
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+@contextlib.contextmanager
+def running(log: Path, *arguments: str) -> Iterator[Served]:
+    """`servax serve` with these arguments, ready; it must end with 0, by itself or when told to."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    log = tmp_path_factory.mktemp("serve") / "log"
-    command = [sys.executable, "-m", "servax.server.cli", "serve", "minilm", "--port", str(port)]
+    command = [sys.executable, "-m", "servax.server.cli", "serve", *arguments, "--port", str(port)]
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, "NO_COLOR": "1"}
@@ -66,9 +67,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     try:
         seen = await_ready(process, url, log)
         yield Served(url, process, log, seen)
-        process.send_signal(signal.SIGTERM)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
     finally:
         if process.poll() is None:
             process.kill()
             process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with running(tmp_path_factory.mktemp("serve") / "log", "minilm") as process:
+        yield process
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Callable[..., contextlib.AbstractContextManager[Served]]:
+    return lambda *arguments: running(tmp_path / "log", *arguments)

@@ -30,6 +30,13 @@ def test_O1_overload_in_small() -> None:
     assert found["recovery_ms"] < 400
 
 
+def test_O3_impatient_customers_in_small() -> None:
+    found = overload.impatient(3.0, 1.5, told=True)
+    assert found["goodput"] > 0.2  # a busy test machine, as above
+    assert found["in_vain"] < 0.8
+    assert found["recovery_ms"] < 1000
+
+
 def test_overhead_measures_in_one_process() -> None:
     assert overhead.inprocess(4096)["rps"] > 1000
     assert 10 < overhead.added_latency_us(50) < 50_000

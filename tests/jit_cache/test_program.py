@@ -214,3 +214,22 @@ def test_C8_nothing_keeps_a_model_alive_after_its_programs():
     del function, program
     gc.collect()
     assert [one() for one in watch] == [None, None]
+
+
+def test_the_work_of_scanned_layers_counts_as_often_as_they_run():
+    def scanned(weights, *, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    def unrolled(weights, *, x):
+        for layer in range(6):
+            x = jnp.tanh(x @ weights[layer])
+        return x
+
+    weights = jnp.zeros((6, 64, 64), jnp.float32)
+    found = []
+    for apply in (scanned, unrolled):
+        servable = Servable(apply, weights, inputs={"x": "float32[64]"}, limits={"batch": 8})
+        facts = compile_program(servable, Bucket(("batch",), (8,)), servable.place()).facts
+        assert facts.flops == pytest.approx(6 * 2 * 8 * 64 * 64, rel=0.05)
+        found.append(facts.bytes_accessed)
+    assert found[0] == pytest.approx(found[1], rel=0.5)

@@ -68,7 +68,7 @@ def reference(config: LlamaConfig, params, ids):
 
     x = p["word"][ids]
     for i in range(config.num_layers):
-        w = jax.tree.map(lambda leaf, i=i: leaf[i], p["layers"])
+        w = {name: {key: leaf[i] for key, leaf in leaves.items()} for name, leaves in p["layers"].items()}
         qkv = norm(x, w["input_norm"]["scale"]) @ w["qkv"]["kernel"] + w["qkv"].get("bias", 0)
         heads = np.split(qkv, config.num_heads + 2 * config.num_kv_heads, axis=1)
         q, rest = heads[: config.num_heads], heads[config.num_heads :]
@@ -271,6 +271,30 @@ def test_copied_pages_go_on_alike():
     want = reference(config_of(pool.model), pool.model.params, np.array([*text, 9]))
     close(got["b"], want[-1])
     assert not np.array_equal(got["a"], got["b"])
+
+
+def test_a_donated_pool_is_written_in_place():
+    model, rows, i32 = model_of(), 2, jnp.int32
+    pool = model.kv_shapes(pages=400, page_size=16)
+    inputs = {"ids": (rows, 1), "page_table": (rows, 8), "context_lengths": (rows,), "chunk_lengths": (rows,)}
+    shapes = {name: jax.ShapeDtypeStruct(shape, i32) for name, shape in inputs.items()}
+    memory = jax.jit(model.step, donate_argnums=1).lower(model.params, pool, **shapes).compile()
+    memory = memory.memory_analysis()
+    held = sum(part.size * 4 for part in pool.values())
+    assert memory.alias_size_in_bytes >= held
+    assert memory.temp_size_in_bytes < held / 4
+
+
+def test_stacked_layers_are_the_same_model():
+    model = model_of()
+    layers = {
+        name: {key: np.stack(leaf) for key, leaf in leaves.items()}
+        for name, leaves in model.params["layers"].items()
+    }
+    stacked = {**model.params, "layers": layers}
+    ids, lengths = np.array([tokens_of(6)], np.int32), np.array([6], np.int32)
+    run = jax.jit(model.forward)
+    close(*(np.asarray(run(params, ids=ids, lengths=lengths)) for params in (stacked, model.params)))
 
 
 def test_a_half_precision_pool_is_close():

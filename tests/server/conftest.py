@@ -16,6 +16,8 @@ from servax.server.batching.request import Request, State
 class Told:
     """A sink that remembers what it was handed."""
 
+    lag_s = 0.0
+
     def __init__(self):
         self.requests = []
 

@@ -145,14 +145,33 @@ function heatMap(model) {
   return table;
 }
 
+// A model that generates text has no grid, but programs: what each did.
+function programTable(model) {
+  const table = make("table", {}, make("caption", { class: "hidden" }, `Programs of ${model.name}`));
+  const heads = ["program", "from", "a run", "runs", "rows", "tokens", "padding"];
+  table.append(make("thead", {}, make("tr", {}, ...heads.map((name) => make("th", { scope: "col" }, name)))));
+  const body = make("tbody");
+  for (const one of model.programs) {
+    const seconds = one.runs ? one.device_s / one.runs : one.seconds;
+    const used = one.runs ? [short(one.runs), short(one.rows), short(one.real), percent(1 - one.real / one.computed)] : ["0", "0", "0", "–"];
+    const cells = [one.program, one.source, duration(seconds), ...used];
+    body.append(make("tr", {}, ...cells.map((text, place) => make("td", place > 1 ? { class: "number" } : {}, text))));
+  }
+  table.append(body);
+  return table;
+}
+
 function drawModels() {
   const models = latest.models.filter((m) => m.buckets);
   const held = document.activeElement?.dataset?.key;
   const parts = latest.models.flatMap((m) => {
-    const counts = m.buckets ? `${m.buckets.filter((b) => b.state === "warm").length} of ${m.buckets.length} warm` : "no grid";
+    const counts = m.buckets
+      ? `${m.buckets.filter((b) => b.state === "warm").length} of ${m.buckets.length} warm`
+      : m.programs ? `${m.free_pages} free pages` : "no grid";
     const line = `version ${m.version}, ${counts}, ${m.waiting_rows ?? 0} waiting, ${m.running_rows ?? 0} running`;
     const title = make("h3", {}, `${m.name} `, make("span", { class: "quiet" }, line));
-    return m.buckets ? [title, make("div", { class: "scroll" }, heatMap(m))] : [title];
+    const table = m.buckets ? heatMap(m) : m.programs?.length ? programTable(m) : null;
+    return table ? [title, make("div", { class: "scroll" }, table)] : [title];
   });
   if (parts.length) find("models").replaceChildren(...parts);
   find("legend").textContent = `${METRICS[metric].legend} · dashed: not warm yet · dotted: warm, but not planned with`;

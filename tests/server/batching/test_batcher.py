@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.bucketing import CostModel, Grid, Planner
+from servax.bucketing import Bucket, CostModel, Grid, Planner
 from servax.server.batching.batcher import Batcher, Launch, Policy
 from servax.server.batching.request import Request, State
 from servax.server.errors import ConfigError
@@ -293,6 +293,19 @@ def test_Q6_the_row_that_must_go_goes_and_its_mates_are_the_oldest(ask, batcher_
     assert mates == shorts[: len(mates)]
 
 
+@pytest.mark.parametrize(("deadline", "rows"), [(math.inf, 16), (0.31, 16), (0.29, 8)])
+def test_no_deadline_pays_for_trying_a_bucket(ask, batcher_of, deadline, rows):
+    batcher = batcher_of("8x16,16x16", lambda bucket: float(bucket.elements))
+    for _ in range(3):
+        batcher.cost.observe(Bucket(("batch", "length"), (8, 16)), 0.128)
+    batcher.cost.observe(Bucket(("batch", "length"), (16, 16)), 0.300)
+    for _ in range(15):
+        batcher.add(ask(16))
+    batcher.add(ask(16, deadline=deadline))
+    # Hoped to take 0.24 s; measured once, at 0.30.
+    assert batcher.next(0.0).bucket.rows == rows
+
+
 def test_a_deadline_ends_the_wait_in_time_for_the_run(ask, batcher_of):
     batcher = batcher_of("1x8,4x8", lambda bucket: 0.2, max_wait_s=5.0)
     batcher.add(ask(5, at=0.0, deadline=1.0))
@@ -373,10 +386,10 @@ def test_the_cost_of_a_launch_does_not_grow_with_the_queue(ask, batcher_of, mixe
         batcher = batcher_of("1x16,8x16,32x16,1x64,8x64,32x64", linear)
         for index in range(waiting):
             batcher.add(ask(5 if index % 3 else 50, priority=5 if index % 2 or not mixed else 3))
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(20):
             batcher.next(0.0)
-        return (time.perf_counter() - begin) / 20
+        return (time.thread_time() - begin) / 20
 
     few, many = min(launch_s(700) for _ in range(5)), min(launch_s(10_000) for _ in range(5))
     assert many < 5 * few + 1e-4

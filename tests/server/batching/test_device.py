@@ -9,6 +9,7 @@ import pytest
 from servax.bucketing import Bucket
 from servax.jit_cache import SealedError, Servable
 from servax.server import ModelError, Server, Unavailable
+from servax.server.batching.clock import ManualClock
 from servax.server.batching.fake_device import FakeDevice
 
 POISON = 666.0
@@ -107,7 +108,7 @@ def test_M3_a_record_says_what_ran(serve, doubling):
 def test_P2_nothing_lives_into_the_next_run(serve, doubling):
     server, device = serve(doubling(batch=8))
     rng = np.random.default_rng(0)
-    counts = [7, 8, *map(int, rng.integers(1, 9, 300))]
+    counts = [7, 8, *map(int, rng.integers(1, 9, 1000))]
     for rows in counts:
         x = rng.normal(size=(rows, int(rng.integers(1, 33)))).astype(np.float32)
         assert np.array_equal(server(x), 2 * x)
@@ -309,6 +310,25 @@ def test_with_depth_two_the_next_batch_is_launched_while_one_runs(serve, doublin
     device.release()
     assert [value_of(one) for one in futures] == [2.0, 4.0, 6.0]
     assert server.load()["running_rows"] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_batch_is_timed_from_when_the_device_was_free_for_it(serve, doubling, depth):
+    clock = ManualClock()
+
+    def run(bucket, inputs):
+        clock.advance(0.1)
+        return [inputs["x"] * 2]
+
+    server, device = serve(doubling(batch=1, length=8), run=run, depth=depth, clock=clock)
+    device.hold()
+    futures = [server.model().run_threaded([{"x": np.ones(3, np.float32)}]) for _ in range(6)]
+    assert device.held.wait(20.0)
+    device.release()
+    for future in futures:
+        future.result(20.0)
+    server._dispatcher.wait_idle(20.0)
+    assert list(server.model().cost.measured().values()) == [pytest.approx(0.1)]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

@@ -376,8 +376,8 @@ def test_the_timer_thread_keeps_deadlines_and_ends_with_the_close(desk, ask, tol
 def test_the_timer_is_woken_only_for_an_earlier_deadline(desk, ask, clock, monkeypatch):
     dispatcher, woken = desk(), []
     dispatcher.start()
-    notify = dispatcher._timer_cond.notify
-    monkeypatch.setattr(dispatcher._timer_cond, "notify", lambda n=1: (woken.append(n), notify(n)))
+    notify = dispatcher._timer.cond.notify
+    monkeypatch.setattr(dispatcher._timer.cond, "notify", lambda n=1: (woken.append(n), notify(n)))
     for index in range(100):
         request = ask(5, deadline=130.0 + index)
         dispatcher.offer(0, request)
@@ -389,7 +389,7 @@ def test_the_timer_is_woken_only_for_an_earlier_deadline(desk, ask, clock, monke
 def test_a_bug_in_the_timer_is_told_to_everybody(desk, ask, told, clock, monkeypatch, caplog):
     dispatcher = desk()
     dispatcher.offer(0, ask(5, deadline=101.0))
-    monkeypatch.setattr(dispatcher._watch, "verdicts", lambda *_: 1 / 0)
+    monkeypatch.setattr(dispatcher._deadlines, "due", lambda *_: 1 / 0)
     dispatcher.start()
     assert not dispatcher.wait_idle(math.inf) or told.requests
     assert "the timer thread ended" in str(told.requests[0].error)

@@ -22,6 +22,8 @@ FINAL = {State.DONE, State.FAILED, State.EXPIRED, State.CANCELLED}
 class Machine(RuleBasedStateMachine):
     """Callers, a device that may hold several batches, a clock and two models."""
 
+    lag_s = 0.0  # as a sink
+
     def __init__(self):
         super().__init__()
         self.clock = ManualClock()
@@ -101,19 +103,21 @@ class Machine(RuleBasedStateMachine):
         self.launched += [(row.request, row.index) for row in rows]
 
     def _check_order(self, work, now_s):
-        """No row of equal priority and size that came earlier is left behind."""
+        """No row of equal priority and size that came earlier and is due no later is left behind."""
         chosen = {(row.request, row.index) for row in work.launch.rows}
         last = {}
         for row in work.launch.rows:
             if row.request.deadline_s < now_s + 0.1:
                 continue  # a pressing deadline goes before equals
             key = (row.request.priority, row.sizes)
-            last[key] = max(last.get(key, -1), self.admitted.index(row.request))
+            last.setdefault(key, []).append((self.admitted.index(row.request), row.request.deadline_s))
         for place, request in enumerate(self.admitted):
             if request.over or request.lane != work.lane or request.deadline_s <= now_s:
                 continue
             for index, size in enumerate(request.sizes):
-                if place < last.get((request.priority, size), -1) and (request, index) not in self.launched:
+                later = last.get((request.priority, size), ())
+                passed = any(place < other and request.deadline_s <= due_s for other, due_s in later)
+                if passed and (request, index) not in self.launched:
                     assert (request, index) in chosen
 
     @precondition(lambda self: self.flying)

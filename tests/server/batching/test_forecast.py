@@ -1,5 +1,8 @@
 """Predictions of when what waits is through, and admission by them, on a clock that the test moves."""
 
+import asyncio
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +13,7 @@ from servax.server.batching.clock import ManualClock
 from servax.server.batching.dispatcher import Dispatcher
 from servax.server.batching.forecast import Forecast
 from servax.server.batching.request import State
+from servax.server.batching.sinks import LoopSink
 from servax.server.context import CALL, CallContext
 from servax.server.errors import ConfigError, Overloaded, TooManyRows
 
@@ -246,3 +250,39 @@ def test_B11_a_window_that_no_full_batch_can_end_is_refused(serve, doubling):
         serve(doubling(batch=8), max_wait_s=0.05, queue=QueueLimits(rows=4), max_request_rows=4)
     check_window(QueueLimits(rows=4), 8, 0.0)
     check_window(QueueLimits(rows=8), 8, 0.05)
+
+
+def test_with_weights_the_others_go_before_by_their_weight_only():
+    forecast = Forecast()
+    forecast.add_lane({1: 4.0, 9: 1.0})
+    forecast.launched(0, elements=10, seconds=0.01, now_s=0.0)
+    ahead = [[0, 1000, 0, 0, 0, 0, 0, 0, 0, 100]]
+    assert forecast.answer_s(0, 9, ahead, 1.0) == pytest.approx(1.25 * (0.1 + 0.4 + 0.01))
+    assert forecast.answer_s(0, 1, ahead, 1.0) == pytest.approx(1.25 * (1.0 + 0.1 + 0.01))
+
+
+def test_O1_a_loop_that_lags_leaves_less_of_the_time(line, ask, clock, told):
+    desk = line()
+    desk.offer(ask(10))
+    desk.run()
+    desk.offer(ask(10, at=clock.now()))
+    desk.offer(ask(10, at=clock.now(), deadline=clock.now() + 0.2))
+    told.lag_s = 0.09
+    with pytest.raises(Overloaded, match="must come within"):
+        desk.offer(ask(10, at=clock.now(), deadline=clock.now() + 0.2))
+
+
+def test_O1_a_sink_knows_how_far_its_loop_is_behind(told):
+    async def measure():
+        loop = asyncio.get_running_loop()
+        sink = LoopSink(loop)
+        assert sink.lag_s == 0.0
+        sink.deliver([])
+        begin_s = time.perf_counter()
+        while time.perf_counter() < begin_s + 0.02:
+            pass
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return sink.lag_s
+
+    assert asyncio.run(measure()) >= 0.02

@@ -1,6 +1,7 @@
 """SIGTERM as an operator sends it: a slow model with work in hand, and an idle server."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -50,12 +51,14 @@ def process(tmp_path: Path) -> Iterator[Any]:
             if line.startswith(("ready", "error")):
                 assert line.startswith("ready"), line
                 break
-        reader = threading.Thread(target=running.stderr.read)
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.extend(running.stderr or ()))
         reader.start()
         yield running, url
         if running.poll() is None:
             running.kill()
         reader.join(10)
+        assert "Traceback" not in "".join(said)
 
 
 def test_X4_what_was_admitted_is_answered_and_newcomers_are_sent_away(process: Any) -> None:
@@ -86,3 +89,20 @@ def test_X4_an_idle_server_ends_at_once(process: Any) -> None:
     assert running.wait(30) == 0
     # A second is the case's bound; the rest is the interpreter's own end on a busy machine.
     assert time.monotonic() - begin_s < 3.0
+
+
+@pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_in_silence(process: Any, second: signal.Signals, code: int) -> None:
+    running, url = process
+    many = re.compile(r'servax_rows{model="slow",state="waiting"} [2-9]\d')  # five seconds of work or more
+    with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(60) as pool:
+        answers = [pool.submit(client.post, "/v2/models/slow/infer", json=BODY) for _ in range(60)]
+        until_s = time.monotonic() + 60
+        while not many.search(client.get("/metrics").text):
+            assert time.monotonic() < until_s
+        running.send_signal(signal.SIGTERM)
+        while client.get("/v2/health/ready").status_code != 503:
+            assert time.monotonic() < until_s
+        running.send_signal(second)
+        assert running.wait(30) == code
+        assert any(isinstance(answer.exception(), httpx.TransportError) for answer in answers)

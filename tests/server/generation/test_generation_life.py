@@ -102,8 +102,9 @@ def test_close_in_the_middle_of_warm_up(tiny):
 
 
 def test_sealed_process_generates(serve, greedy):
+    expected = greedy([5, 6, 7], 12)
     server = serve(seal=True)
-    assert server.generate([5, 6, 7], GREEDY).ids == greedy([5, 6, 7], 12)
+    assert server.generate([5, 6, 7], GREEDY).ids == expected
 
 
 def test_programs_are_a_fixed_list(serve):

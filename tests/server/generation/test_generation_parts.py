@@ -100,12 +100,12 @@ def test_stop_strings_do_not_depend_on_the_cuts(text, stops, cuts):
 
 def test_chunks_are_cut_so_that_buckets_are_filled():
     buckets = default_buckets(128, 32)
-    assert buckets == ((1, 8), (1, 32), (1, 128), (4, 32), (16, 8))
+    assert buckets == ((1, 16), (1, 64), (1, 128), (2, 64), (8, 16))
     assert choose_bucket(buckets, [500]) == (1, 128)
-    assert choose_bucket(buckets, [33]) == (1, 32)
-    assert choose_bucket(buckets, [5]) == (1, 8)
-    assert choose_bucket(buckets, [30, 30, 30, 30]) == (4, 32)
-    assert choose_bucket(buckets, [6] * 16) == (16, 8)
+    assert choose_bucket(buckets, [65]) == (1, 64)
+    assert choose_bucket(buckets, [5]) == (1, 16)
+    assert choose_bucket(buckets, [60, 60, 60]) == (2, 64)
+    assert choose_bucket(buckets, [12] * 16) == (8, 16)
 
 
 LIMITS = Limits(4, 8, (Bucket(1, 16), Bucket(8, 4)))

@@ -55,23 +55,23 @@ def held(site: Any) -> Iterator[Any]:
 
 def test_health_follows_readiness(site: Any, health: health_pb2_grpc.HealthStub) -> None:
     def statuses() -> list[int]:
-        names = ("", SERVICE, "double")
+        names = ("", SERVICE, f"{SERVICE}/warm", "double")
         return [health.Check(health_pb2.HealthCheckRequest(service=name)).status for name in names]
 
-    assert statuses() == [SERVING] * 3
+    assert statuses() == [SERVING] * 4
     site.engine.cool(3)
-    assert statuses() == [NOT_SERVING] * 3
+    assert statuses() == [NOT_SERVING] * 4
     assert not site.client.is_server_ready()
     assert site.client.is_server_live()
     assert not site.client.is_model_ready("double")
     site.engine.heat()
-    assert statuses() == [SERVING] * 3
+    assert statuses() == [SERVING] * 4
     site.engine.live = False
-    assert statuses() == [NOT_SERVING] * 3
+    assert statuses() == [NOT_SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert not site.client.is_server_live()
     site.engine.live = True
     site.engine.draining = True
-    assert statuses() == [NOT_SERVING] * 3
+    assert statuses() == [NOT_SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert not site.client.is_server_ready()
     site.engine.draining = False
     with pytest.raises(grpc.RpcError, match="got 'no'") as caught:

@@ -1,5 +1,6 @@
 """No bytes and no message give an internal error or hurt the next request."""
 
+import os
 from typing import Any
 
 import grpc
@@ -9,7 +10,9 @@ from hypothesis import strategies as st
 from servax.server.rpc.messages import MESSAGES
 
 SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=int(os.environ.get("SERVAX_FUZZ_EXAMPLES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 METHODS = ("ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata", "ServerLive", "ServerReady")
 ALLOWED = {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}

@@ -263,3 +263,13 @@ def test_M2_outcomes_are_counted_once_and_nothing_is_left(held: Held) -> None:
 
 def code_of(call: Call) -> str:
     return str(call.code().name)
+
+
+def test_P14_a_deterministic_call_names_its_buckets(real: Any) -> None:
+    client, _, _ = real
+    ids = triton.InferInput("ids", [2, 11], "INT32")
+    ids.set_data_from_numpy(np.arange(22, dtype=np.int32).reshape(2, 11))
+    answer = client.infer("toy", [ids], parameters={"deterministic": True})
+    assert answer.get_response().parameters["buckets"].string_param == '["1x16","1x16"]'
+    assert answer.as_numpy("embedding").tolist() == [expected(row) for row in np.arange(22).reshape(2, 11)]
+    assert "buckets" not in client.infer("toy", [ids]).get_response().parameters

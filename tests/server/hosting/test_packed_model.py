@@ -81,3 +81,13 @@ def test_a_row_that_gives_nan_fails_alone():
         bad, good = asyncio.run(both())
     assert "NaN" in str(bad)
     assert good[0]["sum"] == 12.0
+
+
+def test_explain_counts_items_not_rows():
+    from servax.server.explain import explain_model
+
+    with Server(servable()) as server:
+        found = explain_model(server.models["model"], 12, {"length": 5})
+    assert sum(run["rows"] for run in found["runs"]) == 12
+    most = {one["bucket"]: one["rows"] for one in found["candidates"]}
+    assert most == {"1x8": 1, "1x32": 6, "2x32": 12}

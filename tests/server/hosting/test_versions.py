@@ -8,16 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from servax.jit_cache import Servable, WarmupError
+from servax.jit_cache.device_memory import resident_bytes
 from servax.server import ConfigError, Server
 
 
-def version(number, name="model", apply=None):
+def version(number, name="model", apply=None, batches=(1, 4)):
     return Servable(
         apply or (lambda w, *, x: x * 0 + w),
         jnp.full((), float(number), jnp.float32),
         inputs={"x": "float32[length]"},
         limits={"batch": 4, "length": 8},
-        scheme={"batch": [1, 4], "length": [8]},
+        scheme={"batch": [*batches], "length": [8]},
         name=name,
         version=str(number),
     )
@@ -104,10 +105,13 @@ def test_W7_a_version_that_cannot_be_made_leaves_the_old_one_in_place():
 
 
 def test_C8_loading_and_unloading_a_model_many_times_keeps_nothing():
-    alive = []
-    with Server(version(0)) as server:
-        for number in range(1, 8):
-            server.replace(version(number))
+    alive, resident = [], {}
+    with Server(version(0, batches=[4])) as server:
+        for number in range(1, 21):
+            server.replace(version(number, batches=[4]))
             alive.append(weakref.ref(server.model().servable.leaves[0]))
+            if number in (5, 20):
+                resident[number] = resident_bytes()
         gc.collect()
-        assert [one() is None for one in alive] == [True] * 6 + [False]
+        assert [one() is None for one in alive] == [True] * 19 + [False]
+    assert resident[20] <= 1.05 * resident[5]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import servax
 from servax.bucketing import Bucket, Grid
-from servax.server.cli.wiring import load_counter
+from servax.server.cli.counting import load_counter
 from servax.server.errors import BadRequest
 from servax.server.explain import explain
 from servax.server.http.asgi import create_app

@@ -37,6 +37,16 @@ def test_W3_probes_tell_how_far_warm_up_is(site: Any) -> None:
     site.check_healthy()
 
 
+def test_warm_is_more_than_ready_and_open_to_all(site: Any) -> None:
+    assert site.call("GET", "/v2/health/warm").status_code == 200
+    site.engine.warm = False  # ready with the covering program alone, the others still to come
+    assert site.call("GET", "/v2/health/warm").status_code == 503
+    late = LateEngine()
+    site.app = create_app(late, api_keys=["secret"])
+    response = site.call("GET", "/v2/health/warm")
+    assert (response.status_code, response.json()["state"]) == (503, "loading")
+
+
 def test_a_dead_engine_is_not_live(site: Any) -> None:
     site.engine.live = False
     assert site.call("GET", "/v2/health/live").status_code == 503

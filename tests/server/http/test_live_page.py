@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import servax
+from servax import models
+from servax.jit_cache import ProgramFacts, WarmBucket
 from servax.server.fake import FakeEngine, doubler
+from servax.server.generation import GenerationServer, StepRecord
+from servax.server.generation.programs import Key
 from servax.server.http.asgi import create_app
 from servax.server.http.testing import running
 from servax.server.metrics import Metrics
@@ -119,3 +123,20 @@ def test_W3_it_works_while_the_server_warms_up(visit: Any) -> None:
         assert "3 of 29" in page.inner_text("#progress")
         engine.heat()
         playwright.expect(page.locator("#state")).to_have_text("ready")
+
+
+def test_a_language_model_shows_what_its_programs_did(visit: Any) -> None:
+    metrics = Metrics()
+    server = GenerationServer(models.tiny(), name="writer", max_rows=2)
+    facts = ProgramFacts(1.0, 1.0, 1.0, 1, 1, 1, 1, source="store")
+    for key in (Key("zeros"), Key("decode", 2, 1)):
+        server.report.warm.append(WarmBucket(key, facts, 0.25))
+    metrics.step_record("writer", StepRecord("decode", 2, 1, 1, 2, 0.5, 7))
+    with running(create_app(server, metrics=metrics)) as url:
+        page = visit(url)
+        page.wait_for_selector("#models td")
+        assert "0 free pages, 0 waiting, 0 running" in page.inner_text("#models")
+        assert page.inner_text("#models tbody tr").split("\t") == (
+            ["decode 2x1", "store", "500 ms", "1", "1", "1", "50 %"]
+        )
+        assert page.locator("#models tbody tr").count() == 1

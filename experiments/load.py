@@ -1,0 +1,228 @@
+"""Claim: well below its capacity a server answers nearly all in time, and beyond it goodput stays near what
+it can do instead of falling to nothing; arrivals in bursts bring the edge forward.
+
+Open-loop load over HTTP at rising rates, with Poisson arrivals and with those of a recorded trace at the same
+mean rate. Each latency counts from when its request was due (see `open_loop`). Lengths come from the trace,
+brought to the limit of the model, and each request tells the server how long it may take. Against a server
+that runs already, or one of its own on the loopback interface: four dense layers over 256 tokens at most.
+
+Keys of the result: ``capacity_rps``, answers a second with 64 requests always in flight; ``rows``, for each
+kind of arrivals and each rate the offered, answered and good (in ``slo_ms``) requests a second, percentiles
+in milliseconds, refusals, failures, and whether this client kept up.
+
+    python -m servax.experiments.load --json load.json --figures figures
+    python -m servax.experiments.load --url http://127.0.0.1:8000 --model minilm --rates 50,100,200
+"""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from .errors import ExperimentError
+from .load_figure import draw_load
+from .open_loop import Sender, poisson, saturated
+from .reporting import machine, print_table, write_json
+from .traces import NAMES, Trace, load_trace
+
+_LIMIT, _WIDTH, _IN_FLIGHT = 256, 512, 64
+_KINDS = ("poisson", "trace")
+_SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0)
+_COLUMNS = {
+    "arrivals": "arrivals", "offered_rps": "offered/s|,.0f", "answered_rps": "answered/s|,.0f",
+    "goodput_rps": "good/s|,.0f", "p50_ms": "p50 ms|,.1f", "p90_ms": "p90 ms|,.1f", "p99_ms": "p99 ms|,.1f",
+    "refused": "refused|,", "expired": "expired|,", "failed": "failed|,", "unanswered": "open|,",
+    "client_lag_p99_ms": "client lag ms|,.1f",
+}  # fmt: skip
+
+
+# -- what is asked ----------------------------------------------------------------------------------------
+
+
+def described(url: str, model: str) -> Mapping[str, Any]:
+    """The server's own description of a model.
+
+    Raises:
+        ExperimentError: there is no such server or model.
+    """
+    try:
+        with urllib.request.urlopen(f"{url}/v2/models/{model}", timeout=30) as answer:
+            return dict(json.load(answer))
+    except OSError as error:
+        raise ExperimentError(
+            f"A served model is named by --url and --model; got {url} {model}: {error}"
+        ) from None
+
+
+def requests_of(model: Mapping[str, Any], lengths: Sequence[int], timeout_s: float) -> list[bytes]:
+    """One HTTP request of one row for each length, which is the size of every axis that varies."""
+    made = {length: _request(model, length, timeout_s) for length in sorted(set(lengths))}
+    return [made[length] for length in lengths]
+
+
+def _request(model: Mapping[str, Any], length: int, timeout_s: float) -> bytes:
+    tensors = []
+    for one in model["inputs"]:
+        if "instead_of" not in one.get("parameters", {}):
+            shape = [1, *[length if size < 0 else size for size in one["shape"][1:]]]
+            values = [True if one["datatype"] == "BOOL" else 1] * int(np.prod(shape))
+            tensors.append({"name": one["name"], "shape": shape, "datatype": one["datatype"], "data": values})
+    parameters = {"timeout": round(timeout_s * 1e6), "binary_data_output": True}
+    body = json.dumps({"inputs": tensors, "parameters": parameters}, separators=(",", ":")).encode()
+    head = (
+        f"POST /v2/models/{model['name']}/infer HTTP/1.1\r\nhost: servax\r\ncontent-length: {len(body)}\r\n"
+    )
+    return f"{head}content-type: application/json\r\n\r\n".encode() + body
+
+
+def sizes_of(trace: Trace, model: Mapping[str, Any], count: int) -> list[int]:
+    """Lengths of the trace, brought to the model's smallest limit and repeated as often as needed."""
+    limits = [limit for axis, limit in model.get("limits", {}).items() if axis != "batch"]
+    most = min(limits, default=1)
+    scaled = trace.scaled(most / trace.limit, most) if trace.limit != most else trace
+    return list(itertools.islice(itertools.cycle(scaled.lengths.tolist()), count))
+
+
+def arrivals_of(kind: str, trace: Trace, rate: float, seconds: float, seed: int) -> np.ndarray:
+    """When requests come: `poisson`, or `trace`, a part of the recording, stretched to that mean rate."""
+    if kind == "poisson":
+        return poisson(rate, seconds, seed)
+    count = max(2, round(rate * seconds))
+    begin = int(np.random.default_rng(seed).integers(0, max(1, len(trace) - count)))
+    part = trace.part(begin, begin + count).at_rate(rate, seed)
+    return part.arrivals_s if part.arrivals_s is not None else poisson(rate, seconds, seed)
+
+
+# -- a server of its own ----------------------------------------------------------------------------------
+
+
+def serve_child() -> None:
+    """Serve dense layers over tokens until stdin ends; prints the port."""
+    sys.setswitchinterval(0.0005)  # as `servax serve` does
+    import jax
+    import jax.numpy as jnp
+
+    from ..jit_cache import Servable
+    from ..server import QueueLimits, Server
+    from ..server.http.asgi import create_app
+    from ..server.http.testing import running
+
+    weights = jax.random.normal(jax.random.key(0), (4, _WIDTH, _WIDTH)) / _WIDTH**0.5
+
+    def apply(params: Any, *, ids: Any, mask: Any) -> Any:
+        found = jnp.where(mask, ids, 0)[..., None] * jnp.ones(_WIDTH)
+        for layer in range(len(params)):
+            found = jnp.tanh(found @ params[layer])
+        return jnp.where(mask[..., None], found, 0).sum(1)[:, :4]
+
+    servable = Servable(
+        apply, weights, inputs={"ids": "int32[length]", "mask": "mask[length]"},
+        limits={"length": _LIMIT, "batch": 16}, scheme="powers_of_two:16", name="dense",
+    )  # fmt: skip
+    with (
+        Server(servable, queue=QueueLimits(rows=4096), seal=True) as server,
+        running(create_app(server)) as url,
+    ):
+        print(url, flush=True)
+        sys.stdin.read()
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The URL of such a server, in a process of its own."""
+    command = [sys.executable, "-m", "servax.experiments.load", "--child"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        if process.stdin is None or process.stdout is None:
+            raise ExperimentError("A child process must have its pipes; it has none.")
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+            process.wait(60)
+
+
+# -- the sweep --------------------------------------------------------------------------------------------
+
+
+async def _sweep(
+    url: str, model: Mapping[str, Any], trace: Trace, rates: Sequence[float], kinds: Sequence[str], *,
+    seconds: float, slo_s: float, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    sender = Sender(url)
+    grace_s = max(2.0, 2 * slo_s)
+    try:
+        asked = requests_of(model, sizes_of(trace, model, 512), timeout_s=10.0)
+        await saturated(sender, asked, _IN_FLIGHT, min(1.0, seconds))  # connections, first runs
+        full_rps = await saturated(sender, asked, _IN_FLIGHT, min(4.0, seconds))
+        rows = []
+        for kind, rate in itertools.product(kinds, rates or [share * full_rps for share in _SHARES]):
+            times_s = arrivals_of(kind, trace, rate, seconds, seed)
+            asked = requests_of(model, sizes_of(trace, model, len(times_s)), slo_s)
+            outcome = await sender.run(asked, times_s, max(seconds, float(times_s[-1])), grace_s)
+            rows.append({"arrivals": kind, "rate": rate, **outcome.summary(slo_s)})
+    finally:
+        await sender.close()
+    return {"capacity_rps": full_rps, "slo_ms": slo_s * 1e3, "rows": rows}
+
+
+def measure(
+    url: str, model: str, trace: Trace, rates: Sequence[float] = (), kinds: Sequence[str] = _KINDS, *,
+    seconds: float, slo_s: float, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """Load a server at each rate, by default at shares of what it answers when saturated."""
+    found = described(url, model)
+    sweep = _sweep(url, found, trace, rates, kinds, seconds=seconds, slo_s=slo_s, seed=seed)
+    return {"model": model, "trace": trace.name, **asyncio.run(sweep)}
+
+
+def main(
+    url: Annotated[str, typer.Option(help="A running server; by default one is started.")] = "",
+    model: Annotated[str, typer.Option(help="Name of the model there.")] = "dense",
+    rates: Annotated[
+        str, typer.Option(help="Requests a second, such as 50,100; by default shares of capacity.")
+    ] = "",
+    trace: Annotated[
+        str, typer.Option(help=f"Lengths and bursts: {', '.join(NAMES)}.")
+    ] = "azure_llm_2023_conv",
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each load.")] = 15.0,
+    slo_ms: Annotated[
+        float, typer.Option(min=1, help="An answer after so long is not counted as good.")
+    ] = 100.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals.")] = 0,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Draw `load.png` in this folder.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seconds a load.")] = False,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+) -> None:
+    """Load a server at rising rates and see how many answers are in time."""
+    if child:
+        serve_child()
+        return
+    asked = [float(rate) for rate in rates.split(",") if rate]
+    options: dict[str, Any] = {"seconds": 2.0 if quick else seconds, "slo_s": slo_ms / 1e3, "seed": seed}
+    if url:
+        found = measure(url.rstrip("/"), model, load_trace(trace), asked, **options)
+    else:
+        with serving() as own:
+            found = measure(own, "dense", load_trace(trace), asked, **options)
+    note = f"saturated: {found['capacity_rps']:,.0f} a second; good: within {slo_ms:g} ms of when it was due"
+    print_table(f"Load on {found['model']}", _COLUMNS, found["rows"], note)
+    if not all(row["client_kept_up"] for row in found["rows"]):
+        print("This client fell behind at some rates: their latencies are in part its own.", file=sys.stderr)
+    if json_file is not None:
+        write_json(json_file, {"machine": machine(), **found})
+    if figures is not None:
+        draw_load(figures / "load.png", found)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,57 @@
+"""What a device thread does beside batches: time a program, change a grid, let a model go."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from ...bucketing import Grid
+from ...jit_cache import Program
+from ..hosting.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A warm-up run of one program through the same path as requests, on padding only.
+
+    The run time of a program that came from the store is known from an earlier start.
+
+    Attributes:
+        model: whose.
+        program: what is run.
+        seconds: how long that took.
+        purpose: ``open`` has the model plan with the bucket from now on, ``replace`` has it run this program
+            instead of the one it runs there, ``trial`` changes nothing.
+    """
+
+    model: Model
+    program: Program
+    seconds: "Future[float]"
+    purpose: str = "open"
+
+    def fail(self, error: Exception) -> None:
+        """It will not be run."""
+        self.seconds.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Another grid for a model, to be put in place between two batches."""
+
+    model: Model
+    grid: Grid
+    done: "Future[None]"
+
+    def fail(self, error: Exception) -> None:
+        """It will not be done."""
+        self.done.set_exception(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """A model that gave way; let it go once the last of its requests has landed."""
+
+    model: Model
+    done: "Future[None]"
+
+    def fail(self, error: Exception) -> None:
+        """The server ends, and with it the model."""
+        self.done.set_exception(error)

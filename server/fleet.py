@@ -1,0 +1,150 @@
+"""Several servers as one engine: they warm up one after another, serve side by side and end together."""
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import Any, Protocol, Self
+
+from ..jit_cache import WarmupReport
+from .errors import Closed, ConfigError, NotReady
+from .life import Life
+from .seam import Engine, ModelHandle
+
+# Each program has a time of its own; a part that takes longer than a day is not waited for.
+_LONG_S = 86_400.0
+
+
+class Part(Engine, Protocol):
+    """What a fleet asks of its servers; `Server` and `GenerationServer` give it."""
+
+    @property
+    def warm(self) -> bool: ...  # noqa: D102
+    @property
+    def reports(self) -> Mapping[str, WarmupReport]: ...  # noqa: D102
+
+    def start(self) -> Any:
+        """Begin to warm up."""
+        ...
+
+    def wait_ready(self, timeout_s: float = 900.0) -> Any:
+        """Block until it is ready; raises what keeps it from that."""
+        ...
+
+    def close(self, drain_s: float = 30.0) -> None:
+        """Drain and end."""
+        ...
+
+
+class Fleet(Life):
+    """Servers in one process, on one device.
+
+    Their warm-ups follow one another, since a program that is timed beside a compile seems slow. One that
+    fails keeps the fleet from getting ready, and not the others from serving.
+
+    Args:
+        parts: not yet started; names of their models are distinct.
+
+    Raises:
+        ConfigError: if two have a model of one name, or there is none.
+    """
+
+    def __init__(self, *parts: Part) -> None:
+        super().__init__()
+        names = [name for part in parts for name in part.models]
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(f"a server needs models with distinct names; got {names}: set name")
+        self._parts = parts
+        self._settled = threading.Event()
+        self._errors: list[Exception] = []
+        self._thread = threading.Thread(target=self._run, name="servax-fleet", daemon=True)
+
+    def _begin(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        for part in self._parts:
+            if self.draining:
+                break
+            try:
+                part.start()
+                part.wait_ready(_LONG_S)
+            except Exception as error:  # shown by wait_ready and by the part's own status
+                self._errors.append(error)
+        self._settled.set()
+
+    def _end(self, drain_s: float, *, started: bool) -> None:
+        with ThreadPoolExecutor(len(self._parts), "servax-close") as pool:
+            list(pool.map(lambda part: part.close(drain_s), self._parts))
+        if started:
+            self._thread.join()
+
+    def _hurry(self) -> None:
+        for part in self._parts:
+            with contextlib.suppress(Exception):
+                part.close(0.0)
+
+    def wait_ready(self, timeout_s: float = 900.0) -> Self:
+        """Block until every part is ready, or has failed to get so.
+
+        Raises:
+            Exception: what the first part that failed raises.
+            NotReady: the timeout passes first.
+        """
+        if self._state == "new":
+            raise Closed("a server is started before it gets ready; this one is new: call start()")
+        if not self._settled.wait(timeout_s):
+            status = self.status()
+            raise NotReady(
+                f"the server was to be ready within {timeout_s:g} s; {status['done']} of {status['total']} "
+                f"programs are warm: wait on, or warm up ahead of time"
+            )
+        if self._errors:
+            raise self._errors[0]
+        return self
+
+    @property
+    def models(self) -> Mapping[str, ModelHandle]:
+        """Served models by name."""
+        return MappingProxyType({name: one for part in self._parts for name, one in part.models.items()})
+
+    @property
+    def reports(self) -> Mapping[str, WarmupReport]:
+        """Warm-up reports by model name."""
+        return {name: one for part in self._parts for name, one in part.reports.items()}
+
+    @property
+    def live(self) -> bool:
+        """Whether every part can still answer."""
+        return all(part.live for part in self._parts)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every model is ready and requests are taken."""
+        return self._state == "started" and all(part.ready for part in self._parts)
+
+    @property
+    def warm(self) -> bool:
+        """Whether every program was made."""
+        return all(part.warm for part in self._parts)
+
+    def status(self) -> dict[str, Any]:
+        """State, progress and failures of all parts together."""
+        each = [part.status() for part in self._parts]
+        return {
+            "state": self._state_word([one["state"] for one in each]),
+            "done": sum(one["done"] for one in each),
+            "total": sum(one["total"] for one in each),
+            "warm": self.warm,
+            "cold_hits": sum(one.get("cold_hits", 0) for one in each),
+            "failed": {program: why for one in each for program, why in one["failed"].items()},
+            "error": next((one["error"] for one in each if one["error"]), None),
+        }
+
+    def _state_word(self, words: list[str]) -> str:
+        if self._state != "started":
+            return self._state
+        if self.ready:
+            return "ready"
+        return next((word for word in ("stalled", "failed") if word in words), "warming")
