@@ -27,6 +27,7 @@ from .fitted import fitted
 from .grid import Grid
 from .ladder import Ladder
 from .observed import Observed, observed
+from .packed_plan import PackedPlanner, packed_grid
 from .packing import Packing, StreamingPacker, pack
 from .padding import fill_lengths, fill_mask, pad_rows
 from .plan import Lateness, Planner, Run, plan
@@ -67,6 +68,7 @@ __all__ = [
     "LadderReport",
     "Lateness",
     "Observed",
+    "PackedPlanner",
     "Packing",
     "PackingError",
     "PaddedBatch",
@@ -96,6 +98,7 @@ __all__ = [
     "linear",
     "observed",
     "pack",
+    "packed_grid",
     "pad_batch",
     "pad_rows",
     "parse_scheme",

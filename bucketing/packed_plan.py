@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .bucket import Bucket
 from .cost import CostModel
-from .errors import DoesNotFit, PlanError
+from .errors import DoesNotFit, GridError, PlanError
 from .grid import Grid
 from .packing import Bins, Packing, checked_lengths
 from .plan import Lateness, Planner, Run, Sizes
@@ -20,6 +20,8 @@ from .plan import Lateness, Planner, Run, Sizes
 # Best fit leaves 2 to 5 % of a row free when there is enough to choose from (experiments, compare_schemes).
 _FILL = 0.95
 _FULL = 0.9
+# Narrower rows hold too few items to be filled well.
+_SHARED = 64
 
 
 def pack_into(lengths: Sequence[int], bucket: Bucket, max_segments: int) -> tuple[Packing, list[int]]:
@@ -45,6 +47,38 @@ def pack_into(lengths: Sequence[int], bucket: Bucket, max_segments: int) -> tupl
         return bins.packing(sizes), list(range(len(sizes)))
     kept = sorted(taken)
     return bins.kept(kept, sizes[kept]), kept
+
+
+def packed_grid(limit: int, *, elements: int = 512, smallest: int = 16, axis: str = "length") -> Grid:
+    """Buckets for packed rows: few, since rows are filled whatever comes.
+
+    One row of each power of two up to the limit, for what comes alone; from 64 columns on also several rows,
+    up to `elements`, and the widths halfway between, since attention costs by the width of the row. On two
+    CPU cores 512 tokens run as fast as more (experiments, layouts).
+
+    Args:
+        limit: Longest item; the widest row.
+        elements: Most elements of a bucket with several rows.
+        smallest: Narrowest row.
+        axis: Name of the axis.
+
+    Raises:
+        GridError: if a bound is below 1.
+    """
+    if min(limit, elements, smallest) < 1:
+        raise GridError(f"Sizes are at least 1; got {limit}, {elements} and {smallest}.")
+    widths = {limit}
+    width = smallest
+    while width < limit:
+        widths |= {width, *([width + width // 2] if width >= 2 * _SHARED else [])}
+        width *= 2
+    sizes = [(1, width) for width in widths if width <= limit]
+    for width in widths:
+        rows = 2
+        while _SHARED <= width <= limit and rows * width <= elements:
+            sizes.append((rows, width))
+            rows *= 2
+    return Grid.explicit(("batch", axis), sizes)
 
 
 class PackedPlanner(Planner):

@@ -11,11 +11,12 @@ differ only in when a waiting request may join:
 * ``continuous``: at any step, as the server works.
 
 Clients are a closed loop, each sends its next request when its last one is complete. Prompts and texts have
-the lengths of Azure's conversation trace, scaled to a small model. Tokens are counted while the clock of a
-mode runs; what is under way then is cancelled. Latencies count from when a client had its request ready.
+the lengths of Azure's conversation trace, scaled to a small model. The clock of a mode stops when a client
+finds no request left, so that all were at work until then. Latencies count from when a client had its request
+ready. ``--streams`` also measures prompts and texts of 64 tokens, all of them until the last one is complete.
 
     python -m servax.experiments.continuous_batching --json continuous.json --figures figures
-    python -m servax.experiments.continuous_batching --streams 1,8,16,32 --seconds 0 --json streams.json
+    python -m servax.experiments.continuous_batching --streams 1,8,16,32 --requests 0 --json streams.json
 """
 
 import itertools
@@ -39,20 +40,20 @@ _MODES = ("sequential", "static", "windowed", "gated", "continuous")
 
 
 def compare(
-    bench: Bench, vocab: int, seconds: float, scales: tuple[float, float], *, seed: int
+    bench: Bench, vocab: int, count: int, scales: tuple[float, float], *, seed: int
 ) -> tuple[dict[str, Any], dict[str, Seen]]:
     """Run the modes one after another; their summaries, and what was seen."""
     found: dict[str, Any] = {}
     seen: dict[str, Seen] = {}
     for mode in _MODES:
-        todo = requests(*scales, vocab, seed=seed)
+        alone = mode == "sequential"
+        todo = itertools.islice(requests(*scales, vocab, seed=seed), max(count // 16, 2) if alone else count)
         batches = {
             "static": Batches(CLIENTS),
             "windowed": Batches(CLIENTS, _WINDOW_S),
             "gated": Batches(CLIENTS, held=False),
         }.get(mode)
-        clients = 1 if mode == "sequential" else CLIENTS
-        seen[mode] = bench.closed_loop(todo, clients, seconds=seconds, batches=batches)
+        seen[mode] = bench.closed_loop(todo, 1 if alone else CLIENTS, whole=False, batches=batches)
         found[mode] = summary(seen[mode], CLIENTS)
     tps = {f"{mode}_tps": found[mode]["tps"] for mode in _MODES}
     return {
@@ -113,8 +114,8 @@ _COLUMNS = {
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Write figures into this folder.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Of each mode; 0 leaves them out.")] = 60.0,
-    prompt_scale: Annotated[float, typer.Option(min=0.001, help="Of the trace's prompts.")] = 1 / 32,
+    count: Annotated[int, typer.Option("--requests", help="Of each mode; 0 leaves them out.")] = 128,
+    prompt_scale: Annotated[float, typer.Option(min=0.001, help="Of the trace's prompts.")] = 1 / 64,
     output_scale: Annotated[float, typer.Option(min=0.001, help="Of the trace's texts.")] = 1 / 2,
     stream_counts: Annotated[str, typer.Option("--streams", help="Also 64 in, 64 out, so many a time.")] = "",
     waves: Annotated[int, typer.Option(min=1, help="Requests a stream, with --streams.")] = 3,
@@ -138,10 +139,10 @@ def main(
             counts = [int(one) for one in stream_counts.split(",")]
             found["streams"] = streams(bench, model.vocab_size, counts, waves, seed=seed)
             print_table("64 in, 64 out", {"streams": "streams|d", **_COLUMNS}, found["streams"])
-        if seconds:
+        if count:
             scales = (prompt_scale, output_scale)
-            compared, seen = compare(bench, model.vocab_size, seconds, scales, seed=seed)
-            found |= {"seconds": seconds, "scales": scales, **compared}
+            compared, seen = compare(bench, model.vocab_size, count, scales, seed=seed)
+            found |= {"scales": scales, **compared}
             rows = [{"mode": mode, **found["modes"][mode]} for mode in _MODES]
             over = (f"{found[f'over_{mode}']:.1f} x {mode}" for mode in _MODES[:-1])
             note = f"continuous: {', '.join(over)}"

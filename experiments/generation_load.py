@@ -31,12 +31,14 @@ class Seen:
     Attributes:
         begin_s: when the clock began.
         seconds: that it ran.
+        cpu_s: of the processors that this process took in that time.
         requests: for each, when it was ready and when each of its tokens came.
         steps: decode steps that were read.
     """
 
     begin_s: float
     seconds: float = 0.0
+    cpu_s: float = 0.0
     requests: list[tuple[float, list[float]]] = field(default_factory=list)
     steps: int = 0
 
@@ -151,7 +153,7 @@ class Bench:
         todo: Iterable[Request],
         clients: int,
         *,
-        seconds: float | None = None,
+        whole: bool = True,
         batches: Batches | None = None,
     ) -> Seen:
         """Clients that send their next request when their last one is complete.
@@ -159,18 +161,22 @@ class Bench:
         Args:
             todo: what they send, in order.
             clients: how many.
-            seconds: how long; None until everything is complete.
+            whole: until everything is complete; else until a client finds nothing to send, so that as many
+                were at work all the time.
             batches: admission; None for the server's own.
         """
-        return asyncio.run(self._closed_loop(iter(todo), clients, seconds, batches))
+        return asyncio.run(self._closed_loop(iter(todo), clients, whole, batches))
 
     async def _closed_loop(
-        self, todo: Iterator[Request], clients: int, seconds: float | None, batches: Batches | None
+        self, todo: Iterator[Request], clients: int, whole: bool, batches: Batches | None
     ) -> Seen:
-        seen = self._seen = Seen(time.perf_counter())
+        seen, begin_cpu_s = Seen(time.perf_counter()), time.process_time()
+        self._seen = seen
         tasks = [asyncio.ensure_future(self._client(todo, seen, batches)) for _ in range(clients)]
-        done, pending = await asyncio.wait(tasks, timeout=seconds)
+        until = asyncio.ALL_COMPLETED if whole else asyncio.FIRST_COMPLETED
+        done, pending = await asyncio.wait(tasks, return_when=until)
         seen.seconds = time.perf_counter() - seen.begin_s
+        seen.cpu_s = time.process_time() - begin_cpu_s
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -196,7 +202,7 @@ def summary(seen: Seen, rows: int) -> dict[str, Any]:
     waits, gaps = seen.first(), seen.gaps()
     if not len(waits) or not len(gaps):
         raise ExperimentError(
-            f"Texts of several tokens were due in {seen.seconds:.1f} s; none came: run longer."
+            f"Texts of several tokens were due in {seen.seconds:.1f} s; none came: ask for more."
         )
     tokens = sum(moment <= until_s for _, times in seen.requests for moment in times)
     return {
@@ -204,6 +210,7 @@ def summary(seen: Seen, rows: int) -> dict[str, Any]:
         "tokens": tokens,
         "requests": len(waits),
         "seconds": seen.seconds,
+        "cpu_s": seen.cpu_s,
         "rows": tokens / max(seen.steps, 1),
         "occupancy": tokens / max(seen.steps, 1) / rows,
         **{f"ttft_p{q}_ms": float(np.percentile(waits, q)) * 1e3 for q in _PERCENTS},

@@ -23,7 +23,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from ..bucketing import Grid, fitted, powers_of_two
+from ..bucketing import Grid, fitted, packed_grid, powers_of_two
 from ..jit_cache import Servable
 from ..jit_cache.packed import PackedServable
 from ..server import BatchRecord, Server
@@ -59,7 +59,7 @@ def contenders(seed: int, *, quick: bool = False) -> list[Contender]:
         {"batch": powers_of_two().ladder(16), "length": fitted(seen.lengths, 10).ladder(TEXT_LIMIT)},
         max_elements=_MAX_ELEMENTS,
     )
-    rows = Grid.parse("1x16 1x32 1x64 1x128 2x128 4x128 1x256 2x256", ("batch", "length"))
+    rows = packed_grid(TEXT_LIMIT)
     if quick:
         twos = tight = rows = Grid.parse("1x64 4x64 1x256", ("batch", "length"))
     return [
@@ -182,7 +182,7 @@ def main(
         "tokens_per_s": "tokens/s|,.0f",
         "share_of_best": "of best program|.0%",
         "waste": "waste|.1%",
-        "batches": "batches|d",
+        "batches": "batches|.0f",
         "busy": "device busy|.0%",
         "p50_ms": "p50 ms|.1f",
         "p99_ms": "p99 ms|.1f",

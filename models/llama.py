@@ -118,8 +118,11 @@ class Chunk:
 class Decoder(nnx.Module):
     """Token ids to hidden vectors. Layers are scanned; their kernels are stacked, or apart (see `apart`).
 
-    XLA:CPU copies a stacked layer's kernels before it multiplies by them. The pool is read inside the scan
-    and written once after it.
+    XLA:CPU copies a stacked layer's kernels before it multiplies by them: a step of SmolLM2 takes 32, 50 and
+    95 ms of the processor at 1, 8 and 32 rows, and 23, 45 and 91 with kernels apart. A switch chooses those,
+    which compiles as fast as a plain scan, in a third of the time of unrolled layers. Those run no faster,
+    and copy the whole pool at each step unless its writing is made to depend on the last layer.
+    The pool is read inside the scan and written once after it.
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:

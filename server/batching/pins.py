@@ -52,9 +52,16 @@ def pin_of_call() -> Pin | None:
     return _PIN.get()
 
 
-def pinned_rows(window: "Sequence[Row]", grid: Grid) -> "tuple[Bucket, list[Row]]":
-    """The bucket of a window's first row, which is pinned, and the pinned rows that run there with it."""
+def pinned_rows(window: "Sequence[Row]", grid: Grid, *, alone: bool = False) -> "tuple[Bucket, list[Row]]":
+    """The bucket of a window's first row, which is pinned, and the pinned rows that run there with it.
+
+    Args:
+        window: waiting rows.
+        grid: the buckets that are warm.
+        alone: whether a row's place depends on its neighbours, as it does where rows are packed.
+    """
     bucket = grid.smallest(1, window[0].sizes)
+    window = window[:1] if alone else window
     rows = [
         row
         for row in window

@@ -15,7 +15,6 @@ from typing import Any
 import jax
 
 from ...jit_cache import Servable, StoreError, compile_log
-from ...jit_cache.packed import PackedServable
 from ...jit_cache.store import Store
 from ..api import Server
 from ..batching.admission import QueueLimits
@@ -31,13 +30,11 @@ from ..metrics import Metrics
 from ..text import Embedder, Tokenizer
 from ..tracing import Tracing
 from .counting import OnProgress, compile_counter, load_counter
+from .layout import text_servable
 from .programs import programs_of
 from .writers import Writer, generation_server, is_language_model, refuse_generation, writer
 
 LOADER = "servax.models.registry:load"
-DEFAULT_MAX_BATCH = 32
-DEFAULT_SEGMENTS = 16
-DEFAULT_SCHEME = "powers_of_two:16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def resolve(config: ModelConfig) -> Resolved:
     Raises:
         ConfigError: the name leads to nothing, or an option does not apply to it.
     """
-    found = load(config)
+    found = load(config, padded=True)
     if isinstance(found, Writer):
         raise ConfigError(
             f"this command is for models with buckets of rows and lengths; {config.model!r} generates text, "
@@ -74,8 +71,8 @@ def resolve(config: ModelConfig) -> Resolved:
     return found
 
 
-def load(config: ModelConfig) -> Resolved | Writer:
-    """`resolve`, or a model that generates text.
+def load(config: ModelConfig, *, padded: bool = False) -> Resolved | Writer:
+    """`resolve`, or a model that generates text; `padded` as for `text_servable`.
 
     Raises:
         ConfigError: the name leads to nothing, or an option does not apply to it.
@@ -86,20 +83,8 @@ def load(config: ModelConfig) -> Resolved | Writer:
     if model.task == "generation":
         return writer(model, config)
     refuse_generation(config)
-    servable = Servable(
-        model.apply,
-        model.params,
-        inputs=model.inputs,
-        limits={**model.limits, "batch": config.max_batch or DEFAULT_MAX_BATCH},
-        scheme=config.scheme or DEFAULT_SCHEME,
-        max_elements=config.max_elements,
-        name=config.name or PurePath(model.name).name,
-        sizes=config.sizes or "static",
-    )
-    if config.layout == "packed":
-        segments = config.max_segments or DEFAULT_SEGMENTS
-        packed = partial(model.apply_packed, max_segments=segments)
-        servable = PackedServable(servable, packed, max_segments=segments)
+    name = config.name or PurePath(model.name).name
+    servable = text_servable(model, config, name, padded=padded)
     return Resolved(servable, model.tokenizer)
 
 
@@ -166,7 +151,8 @@ def build(
     Raises:
         ConfigError: a model cannot be loaded as configured.
     """
-    loaded = [_load_or_explain(one) for one in config.served]
+    padded = config.refit or config.replicas != 1
+    loaded = [_load_or_explain(one, padded) for one in config.served]
     resolved = [one for one in loaded if isinstance(one, Resolved)]
     store, progress = open_store(config), load_counter(metrics, on_progress)
     compile_log().subscribe(compile_counter(metrics))
@@ -275,9 +261,9 @@ def open_store(config: ServeConfig) -> Store | None:
         raise ConfigError(f"{error} (or serve with --no-store)") from error
 
 
-def _load_or_explain(config: ModelConfig) -> Resolved | Writer:
+def _load_or_explain(config: ModelConfig, padded: bool) -> Resolved | Writer:
     try:
-        return load(config)
+        return load(config, padded=padded)
     except ConfigError:
         raise
     except Exception as error:  # the loader's errors are not ours to know by type

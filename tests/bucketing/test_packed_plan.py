@@ -5,7 +5,16 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.bucketing import Bucket, DoesNotFit, Grid, PackingError, PlanError, Planner
+from servax.bucketing import (
+    Bucket,
+    DoesNotFit,
+    Grid,
+    GridError,
+    PackingError,
+    PlanError,
+    Planner,
+    packed_grid,
+)
 from servax.bucketing.packed_plan import PackedPlanner, pack_into
 
 AXES = ("batch", "length")
@@ -96,3 +105,23 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(PlanError, match="in the window"):
         planner().next_run([])
     assert math.isfinite(cost(planner().with_cost(cost).grid.buckets[0]))
+
+
+@given(st.integers(1, 3000), st.integers(1, 4096), st.integers(1, 64))
+def test_a_packed_grid_covers_its_limit_and_stays_small(limit, elements, smallest):
+    grid = packed_grid(limit, elements=elements, smallest=smallest)
+    grid.check_coverage({"length": limit})
+    assert grid.limits["length"] == limit
+    assert all(bucket.rows == 1 or bucket.elements <= elements for bucket in grid)
+    assert len(grid) <= 80
+
+
+def test_the_packed_grid_of_256_tokens():
+    text = "1x16 1x32 1x64 2x64 4x64 8x64 1x128 2x128 4x128 1x192 2x192 1x256 2x256"
+    assert packed_grid(256) == Grid.parse(text, AXES)
+
+
+@pytest.mark.parametrize("bounds", [{"limit": 0}, {"limit": 9, "elements": 0}, {"limit": 9, "smallest": 0}])
+def test_a_packed_grid_has_sizes(bounds):
+    with pytest.raises(GridError, match="at least 1"):
+        packed_grid(**bounds)

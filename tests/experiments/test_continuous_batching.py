@@ -52,15 +52,15 @@ def test_requests_have_the_traces_lengths_and_a_seed() -> None:
 
 
 def test_tokens_after_the_clock_do_not_count() -> None:
-    seen = Seen(10.0, 2.0, [(10.0, [10.5, 11.0, 12.5])], 2)
+    seen = Seen(10.0, 2.0, 1.0, [(10.0, [10.5, 11.0, 12.5])], 2)
     assert seen.working(np.array([0.4, 1.0, 2.6])).tolist() == [0, 1, 0]
     found = summary(seen, 4)
     assert found["tps"] == 1.0
     assert found["ttft_p50_ms"] == 500
     assert found["itl_p99_ms"] > 1000
     assert found["occupancy"] == 0.25
-    with pytest.raises(ExperimentError, match="run longer"):
-        summary(Seen(0.0, 1.0, [(0.0, [])]), 4)
+    with pytest.raises(ExperimentError, match="ask for more"):
+        summary(Seen(0.0, 1.0, 1.0, [(0.0, [])]), 4)
 
 
 @pytest.mark.timeout(240)
@@ -69,7 +69,7 @@ def test_the_experiment_in_small(tmp_path: Path) -> None:
     experiment.main(
         json_file=file,
         figures=tmp_path,
-        seconds=0.4,
+        count=40,
         prompt_scale=1 / 32,
         output_scale=1 / 2,
         stream_counts="1,3",
