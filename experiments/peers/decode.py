@@ -194,15 +194,18 @@ def _started(one: Up, golden: Path | None) -> Row:
     for case in json.loads((golden / "smollm2_greedy.json").read_text()):
         if case["kind"] != "completion" or len(shares) == _CHECKED:
             continue
+        if case["text"].startswith("<|"):
+            continue
         until = next((i for i, gap in enumerate(case["top2_gap"]) if gap < _TIE), len(case["tokens"]))
         status, answer = ask_once(one.port, _request(one.peer, case["prompt"], max(until, 1)), _ASK_S)
         if status != 200:
             raise ExperimentError(
                 f"{one.peer.name} must complete every prompt; it said {status}: {answer[:300]}"
             )
-        shares.append(
-            common_share(case["text"], json.loads(answer)["choices"][0]["text"], until / len(case["tokens"]))
-        )
+        got = json.loads(answer)["choices"][0]["text"]
+        # Servers leave the model's marks out of the text, so it is compared up to the first one.
+        text, mark, _ = case["text"].partition("<|")
+        shares.append(common_share(text, got, 1.0 if mark else until / len(case["tokens"])))
     return row | {"agreement": float(np.mean(shares)), "reference": "golden"}
 
 
