@@ -18,12 +18,13 @@ from .errors import (
 )
 from .infer import infer_outputs
 from .monitor import BACKGROUND, OTHER, REQUEST, WARMUP, CompileLog, compile_log
+from .nnx import from_nnx
 from .outputs import Output, Outputs
 from .packed import PackedServable
 from .placement import Placement
 from .program import Program, ProgramFacts, compile_program
 from .seal import explain_sealed, open_seal, process_sealed, seal_process, unseal_process
-from .servable import Servable, from_nnx
+from .servable import Servable
 from .signature import Input, Made, Signature
 from .staging import Staging
 from .stored import StoredPrograms

@@ -10,16 +10,15 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from ..bucketing import Bucket, CostModel, Grid, Ladder, Planner, SchemeLike, as_scheme, powers_of_two
+from ..bucketing import Bucket, CostModel, Grid, Planner, SchemeLike
 from .errors import SignatureError
 from .infer import infer_outputs
+from .limits import admissible, make_grid
 from .outputs import Outputs
 from .placement import Placement
 from .signature import BATCH, Signature
 from .staging import Staging
 from .tune import STATIC, SWITCHED, TUNED
-
-DEFAULT_MAX_ROWS = 32
 
 
 class Servable:
@@ -94,10 +93,10 @@ class Servable:
         self._variants = dict(variants or {})
         self.variants = _variant_names(sizes, self._variants, placement)
         for function in (apply, *self._variants.values()):
-            _check_call(function, [None] if self._has_params else [], inputs)
-        self.limits = _limits(self.signature.axes, limits or {}, grid)
+            check_call(function, [None] if self._has_params else [], inputs)
+        self.limits = admissible(self.signature.axes, limits or {}, grid)
         self.grid = (
-            grid if grid is not None else _make_grid(self.signature.axes, self.limits, scheme, max_elements)
+            grid if grid is not None else make_grid(self.signature.axes, self.limits, scheme, max_elements)
         )
         if self.grid.axes != (BATCH, *self.signature.axes):
             raise SignatureError(
@@ -244,37 +243,6 @@ class Servable:
         )
 
 
-def from_nnx(module: Any, **options: Any) -> Servable:
-    """Make a servable of a Flax NNX module.
-
-    The module is split into its structure and its state; the state is the servable's parameters. It is
-    served in evaluation mode (``module.eval()`` is called), and changes that a call makes to the state are
-    dropped.
-
-    Args:
-        module: a `flax.nnx.Module` whose ``__call__`` takes the declared inputs as keywords.
-        options: everything else that `Servable` takes.
-
-    Raises:
-        SignatureError: if it is no NNX module.
-    """
-    from flax import nnx
-
-    if not isinstance(module, nnx.Module):
-        raise SignatureError(
-            f"from_nnx takes a flax.nnx.Module; got {type(module).__name__}: pass any other function to "
-            f"servax.Servable(apply, params, ...)"
-        )
-    _check_call(module.__call__, [], options.get("inputs", ()))
-    module.eval()
-    graphdef, state = nnx.split(module)
-
-    def apply(params: Any, **inputs: Any) -> Any:
-        return nnx.merge(graphdef, params)(**inputs)
-
-    return Servable(apply, state, **options)
-
-
 def _variant_names(sizes: str, functions: Mapping[str, Any], placement: Placement | None) -> tuple[str, ...]:
     known = {STATIC: (STATIC,), SWITCHED: (SWITCHED,), TUNED: (STATIC, SWITCHED)}
     if sizes not in known:
@@ -286,7 +254,8 @@ def _variant_names(sizes: str, functions: Mapping[str, Any], placement: Placemen
     return (*known[sizes], *functions)
 
 
-def _check_call(function: Callable[..., Any], positional: Sequence[Any], names: Iterable[str]) -> None:
+def check_call(function: Callable[..., Any], positional: Sequence[Any], names: Iterable[str]) -> None:
+    """Raise a SignatureError unless a function takes these arguments, and these names as keywords."""
     try:
         inspect.signature(function).bind(*positional, **dict.fromkeys(names))
     except TypeError as error:
@@ -311,36 +280,3 @@ def _abstract(params: Any) -> list[jax.ShapeDtypeStruct]:
                 f"{type(leaf).__name__}: close over settings that are no numbers instead"
             ) from None
     return abstract
-
-
-def _limits(axes: tuple[str, ...], given: Mapping[str, int], grid: Grid | None) -> dict[str, int]:
-    limits = {BATCH: DEFAULT_MAX_ROWS, **(grid.limits if grid is not None else {}), **given}
-    if missing := [axis for axis in axes if axis not in limits]:
-        raise SignatureError(
-            f"every varying axis needs a limit; {missing} have none: pass limits={{{missing[0]!r}: ...}}"
-        )
-    if unknown := [axis for axis in limits if axis not in (BATCH, *axes)]:
-        raise SignatureError(f"limits are for the axes {[BATCH, *axes]}; got {unknown}: remove it")
-    for axis, limit in limits.items():
-        if not hasattr(limit, "__index__") or isinstance(limit, bool) or limit < 1:
-            raise SignatureError(f"a limit is a whole number from 1 up; axis {axis!r} has {limit!r}")
-    return {axis: int(limits[axis]) for axis in (BATCH, *axes)}
-
-
-def _make_grid(
-    axes: tuple[str, ...],
-    limits: Mapping[str, int],
-    scheme: SchemeLike | Mapping[str, SchemeLike] | None,
-    max_elements: int | None,
-) -> Grid:
-    by_axis = dict(scheme) if isinstance(scheme, Mapping) else {}
-    if unknown := [axis for axis in by_axis if axis not in (BATCH, *axes)]:
-        raise SignatureError(f"schemes are for the axes {[BATCH, *axes]}; got {unknown}: remove it")
-    common = None if isinstance(scheme, Mapping) else scheme
-    ladders: dict[str, Ladder] = {}
-    for axis in (BATCH, *axes):
-        chosen = by_axis.get(axis, common if axis != BATCH else None)
-        if chosen is None:
-            chosen = powers_of_two(1 if axis == BATCH else 8)
-        ladders[axis] = as_scheme(chosen).ladder(limits[axis])
-    return Grid.product(ladders, max_elements=max_elements)

@@ -51,15 +51,26 @@ class Connection:
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Status and body; status 0 if the connection broke or the answer came too late."""
+        kept = self._streams is not None
         try:
             async with asyncio.timeout(ANSWER_S):
-                if self._streams is None:
-                    self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
-                self._streams[1].write(request)
-                status, body, keep = await _answer(self._streams[0])
+                try:
+                    return await self._once(request)
+                except (ConnectionError, asyncio.IncompleteReadError) as error:
+                    # A server may close a connection that was idle for long just when it is used again.
+                    if not kept or getattr(error, "partial", b""):
+                        raise
+                    self.close()
+                    return await self._once(request)
         except (OSError, EOFError, TimeoutError, ValueError):
             self.close()
             return 0, b""
+
+    async def _once(self, request: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 22)
+        self._streams[1].write(request)
+        status, body, keep = await _answer(self._streams[0])
         if not keep:
             self.close()
         return status, body
@@ -126,7 +137,7 @@ async def open_loop(port: int, requests: Sequence[bytes], due_s: NDArray[np.floa
     """
     seconds = np.full(len(requests), np.inf)
     statuses: dict[int, int] = {}
-    free: asyncio.Queue[Connection] = asyncio.Queue()
+    free: asyncio.LifoQueue[Connection] = asyncio.LifoQueue()
 
     async def one(place: int, at_s: float) -> None:
         connection = await free.get()

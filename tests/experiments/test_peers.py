@@ -43,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+        self.close_connection = body.get("text") == "hang up"  # without having said so
         return None
 
     def _answer(self, body: dict) -> object:
@@ -117,6 +118,16 @@ def test_chunked_answers_are_joined(port: int) -> None:
         return found
 
     assert [(status, json.loads(body)) for status, body in asyncio.run(twice())] == [(200, {"y": [3]})] * 2
+
+
+def test_a_connection_that_the_server_closed_is_opened_again(port: int) -> None:
+    async def twice() -> list[int]:
+        connection = Connection(port)
+        found = [(await connection.ask(SHAPES["embed"].request(text)))[0] for text in ("hang up", "again")]
+        connection.close()
+        return found
+
+    assert asyncio.run(twice()) == [200, 200]
 
 
 def test_streams_are_read_to_their_end(port: int) -> None:
