@@ -58,7 +58,7 @@ class Connection:
                     return await self._once(request)
                 except (ConnectionError, asyncio.IncompleteReadError) as error:
                     # A server may close a connection that was idle for long just when it is used again.
-                    if not kept or getattr(error, "partial", b""):
+                    if not kept or (isinstance(error, asyncio.IncompleteReadError) and error.partial):
                         raise
                     self.close()
                     return await self._once(request)
