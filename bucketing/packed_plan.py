@@ -25,10 +25,12 @@ _SHARED = 64
 
 
 def pack_into(lengths: Sequence[int], bucket: Bucket, max_segments: int) -> tuple[Packing, list[int]]:
-    """Best-fit decreasing into one bucket, the first item before all others.
+    """Best fit into one bucket, in the given order; what does not get in is passed over.
+
+    Leaving those out changes nothing for the others, so what a plan found to fit fits again.
 
     Args:
-        lengths: of the items, the first of which must get in.
+        lengths: of the items.
         bucket: over batch and one more axis.
         max_segments: most items in one row.
 
@@ -41,12 +43,24 @@ def pack_into(lengths: Sequence[int], bucket: Bucket, max_segments: int) -> tupl
     rows, capacity = bucket.sizes
     sizes = checked_lengths(lengths, capacity)
     bins = Bins(capacity, max_segments, rows)
-    order = [0, *(1 + np.argsort(-sizes[1:], kind="stable")).tolist()] if len(sizes) else []
-    taken = [place for place in order if bins.place(place, int(sizes[place]))]
-    if len(taken) == len(sizes):
-        return bins.packing(sizes), list(range(len(sizes)))
-    kept = sorted(taken)
+    kept = [place for place, size in enumerate(sizes.tolist()) if bins.place(place, size)]
+    if len(kept) == len(sizes):
+        return bins.packing(sizes), kept
     return bins.kept(kept, sizes[kept]), kept
+
+
+def pack_all(lengths: Sequence[int], bucket: Bucket, max_segments: int) -> Packing | None:
+    """All items into one bucket, in the given order or, if that fails, the longest first; None if neither."""
+    packing, kept = pack_into(lengths, bucket, max_segments)
+    if len(kept) == len(lengths):
+        return packing
+    order = np.argsort(-np.asarray(lengths), kind="stable")
+    packing, kept = pack_into([lengths[place] for place in order], bucket, max_segments)
+    if len(kept) < len(lengths):
+        return None
+    back = np.argsort(order)
+    columns = (packing.lengths, packing.row, packing.start, packing.segment)
+    return Packing(packing.capacity, *(column[back] for column in columns))
 
 
 def packed_grid(limit: int, *, elements: int = 512, smallest: int = 16, axis: str = "length") -> Grid:
@@ -84,8 +98,9 @@ def packed_grid(limit: int, *, elements: int = 512, smallest: int = 16, axis: st
 class PackedPlanner(Planner):
     """Plans packed runs: the bucket of least cost for each real element, filled with the oldest items.
 
-    A greedy heuristic: one bucket is chosen by what waits and what each costs, then packed once. The oldest
-    item is part of every run, so nobody is passed over more often than there were items ahead.
+    A greedy heuristic: one bucket is chosen by what waits and what each costs, then packed once: the oldest
+    item, then the oldest that fill the bucket by their sum, then the others into the gaps, each of these the
+    longest first. The rows of a run are in that order.
 
     Args:
         grid: The buckets that may run, over batch and one more axis.
@@ -132,14 +147,22 @@ class PackedPlanner(Planner):
         if not 0 <= first < count:
             raise PlanError(f"The run must hold one of the {count} rows in the window; got row {first}.")
         lengths = np.asarray(sizes[: self.window], np.int64).reshape(count, 1)[:, 0]
-        order = np.array([first, *(place for place in range(count) if place != first)])
-        bucket = self._bucket_for(lengths[order])
-        fits = order[lengths[order] <= bucket.item_sizes[0]]
-        # More than can get in only costs time: those that fill it twice over are enough to choose from.
-        ahead = int(np.searchsorted(np.cumsum(lengths[fits]), 2 * bucket.elements)) + 1
-        fits = fits[: min(ahead, bucket.rows * self._max_segments)]
-        _, kept = pack_into(lengths[fits].tolist(), bucket, self._max_segments)
-        return Run(bucket, tuple(sorted(fits[kept].tolist())))
+        waiting = np.array([first, *(place for place in range(count) if place != first)])
+        bucket = self._bucket_for(lengths[waiting])
+        waiting = waiting[lengths[waiting] <= bucket.item_sizes[0]]
+        sums = np.cumsum(lengths[waiting])
+        oldest = max(1, int(np.searchsorted(sums, bucket.elements, side="right")))
+        # More than fill it twice over only cost time: those are enough to choose from.
+        most = min(int(np.searchsorted(sums, 2 * bucket.elements)) + 1, bucket.rows * self._max_segments)
+        order = np.concatenate(
+            [
+                waiting[:1],
+                _longest_first(lengths, waiting[1:oldest]),
+                _longest_first(lengths, waiting[oldest:most]),
+            ]
+        )
+        _, kept = pack_into(lengths[order].tolist(), bucket, self._max_segments)
+        return Run(bucket, tuple(order[kept].tolist()))
 
     def plan(self, sizes: Sizes, *, lateness: Lateness | None = None) -> list[Run]:
         """All waiting items as runs, in the order of their launch; see `Planner.plan`."""
@@ -172,7 +195,7 @@ class PackedPlanner(Planner):
         for bucket in sorted(self.grid.buckets, key=lambda one: (one.elements, one.sizes)):
             if bucket.item_sizes[0] < longest or bucket.elements < total:
                 continue
-            if len(pack_into(lengths, bucket, self._max_segments)[1]) == len(lengths):
+            if pack_all(lengths, bucket, self._max_segments) is not None:
                 return bucket
         raise DoesNotFit(
             f"Items of a run must be packed into one bucket; {len(lengths)} of {total} elements fit none of "
@@ -201,3 +224,7 @@ class PackedPlanner(Planner):
         if isinstance(cost, CostModel):
             return float(cost.table(self.grid)[self._places[bucket]])
         return cost(bucket)
+
+
+def _longest_first(lengths: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    return places[np.argsort(-lengths[places], kind="stable")]

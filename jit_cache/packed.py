@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from ..bucketing import Bucket, CostModel, Grid, Packing
-from ..bucketing.packed_plan import PackedPlanner, pack_into
+from ..bucketing.packed_plan import PackedPlanner, pack_all
 from .errors import InputError, OutputError, SignatureError
 from .outputs import Output, Outputs
 from .servable import Servable
@@ -150,11 +150,12 @@ class PackedStaging(Staging):
         Raises:
             InputError: if they do not all get into the bucket.
         """
-        packing, kept = pack_into([size[0] for size in sizes], self._bucket, self._max_segments)
-        if len(kept) < len(items):
+        lengths = [size[0] for size in sizes]
+        packing = pack_all(lengths, self._bucket, self._max_segments)
+        if packing is None:
             raise InputError(
-                f"the items of a batch are packed into its bucket; of {len(items)}, {len(kept)} get into "
-                f"{self._bucket}: run fewer together"
+                f"the items of a batch are packed into its bucket; {len(items)} of {sum(lengths)} elements "
+                f"do not get into {self._bucket}: run fewer together"
             )
         self._packing = packing
         for one in self._signature.inputs:

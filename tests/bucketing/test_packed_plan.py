@@ -15,7 +15,7 @@ from servax.bucketing import (
     Planner,
     packed_grid,
 )
-from servax.bucketing.packed_plan import PackedPlanner, pack_into
+from servax.bucketing.packed_plan import PackedPlanner, pack_all, pack_into
 
 AXES = ("batch", "length")
 GRID = Grid.parse("1x8,1x32,1x128,2x128,4x128", AXES)
@@ -48,8 +48,31 @@ def test_each_item_is_in_one_run_that_holds_it(sizes):
 def test_the_first_is_part_of_the_next_run(sizes, data):
     first = data.draw(st.integers(0, len(sizes) - 1))
     run = planner().next_run(sizes, first=first)
-    assert first in run.rows
-    assert list(run.rows) == sorted(set(run.rows))
+    assert run.rows[0] == first
+    assert len(run.rows) == len(set(run.rows))
+
+
+def test_the_oldest_go_before_what_would_fill_better():
+    sizes = [(40,)] * 12 + [(128,)] * 40
+    run = planner().next_run(sizes)
+    assert run.bucket == Bucket(AXES, (4, 128))
+    assert set(run.rows) == set(range(12))
+
+
+@given(st.lists(st.integers(1, 32), min_size=1, max_size=20), st.sampled_from(GRID.buckets[1:]))
+def test_all_or_none(lengths, bucket):
+    packing = pack_all(lengths, bucket, 8)
+    if packing is None:
+        longest = sorted(lengths, reverse=True)
+        assert len(pack_into(longest, bucket, 8)[1]) < len(lengths)
+    else:
+        assert packing.lengths.tolist() == lengths
+        cells = {
+            (r, c)
+            for r, s, n in zip(packing.row, packing.start, lengths, strict=True)
+            for c in range(s, s + n)
+        }
+        assert len(cells) == sum(lengths)
 
 
 def test_one_short_item_takes_the_small_bucket():
@@ -75,7 +98,7 @@ def test_a_subset_that_got_in_gets_in_again(lengths, bucket, segments):
     packing, kept = pack_into(lengths, bucket, segments)
     again, same = pack_into([lengths[place] for place in kept], bucket, segments)
     assert same == list(range(len(kept)))
-    assert 0 in kept
+    assert kept[:1] == [0]
     assert packing.rows <= bucket.rows
     assert packing.max_segments <= segments
     assert (again.row == packing.row).all()

@@ -99,7 +99,7 @@ def test_buffers_hold_nothing_of_the_batch_before(programs):
 def test_what_does_not_get_in_is_refused(programs):
     staging = programs[0].staging(Bucket(AXES, (1, 8)))
     items = items_of([5, 5])
-    with pytest.raises(InputError, match="of 2, 1 get into 1x8"):
+    with pytest.raises(InputError, match="2 of 10 elements do not get into 1x8"):
         staging.fill(items, [(5,), (5,)])
 
 
