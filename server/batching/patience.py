@@ -12,6 +12,8 @@ import math
 # must not be forgotten for that. A hundred answers lift it.
 _LEFT, _ANSWERED = 0.1, 0.01
 _MANY = 0.2
+# Who leaves sooner did not leave for waiting; and so short a bound would refuse those who do wait.
+_NOTICED_S = 0.02
 
 
 class Patience:
@@ -27,8 +29,8 @@ class Patience:
         self.age_s = 0.0
 
     def left(self, age_s: float, least_s: float) -> None:
-        """A caller left after so long; not for our sake if that was less than the least time of an answer."""
-        if age_s < least_s:
+        """A caller left after so long; not for our sake if that is less than an answer takes, or hardly any."""
+        if age_s < max(least_s, _NOTICED_S):
             return
         self.age_s += (_LEFT if self.age_s else 1.0) * (age_s - self.age_s)
         self.share += _LEFT * (1.0 - self.share)
