@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, paged
+from .apart import apart
 from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
@@ -25,7 +26,7 @@ class GenerativeModel:
         step: `step(params, kv, *, ids, page_table, context_lengths, chunk_lengths)` to logits and pool, see
             `llama.step`; pure, not yet compiled.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
-        params: nested dict of float32 NumPy arrays, see `llama.apart`.
+        params: nested dict of float32 NumPy arrays, see `apart`.
         kv_shapes: `kv_shapes(pages=, page_size=, dtype=float32)` to the shapes of a pool.
         limits: `tokens`, the longest sequence, prompt and continuation together.
         tokenizer: text to ids and back.
@@ -71,7 +72,7 @@ def make(
         name=name,
         step=functools.partial(llama.step, config),
         forward=functools.partial(llama.forward, config),
-        params=llama.apart(params),
+        params=apart(params),
         kv_shapes=functools.partial(paged.shapes, config.num_layers, config.num_kv_heads, config.head_size),
         limits={"tokens": config.max_tokens},
         tokenizer=tokenizer,

@@ -14,15 +14,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from . import paged
+from .apart import PRECISION, Apart, joined, product
 from .errors import TooManyTokens
 from .llama_config import LlamaConfig
 from .paged import Cache, Past
 from .rope import angles, frequencies, rotate
-
-# TF32 and bfloat16 passes, the defaults of GPUs and TPUs for float32, miss the reference by 1e-3.
-_PRECISION = jax.lax.Precision.HIGHEST
-
-Apart = Mapping[str, tuple[jax.Array, ...]]  # kernels of each layer, by name; empty if they are stacked
 
 
 class RMSNorm(nnx.Module):
@@ -43,7 +39,7 @@ class Layer(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
         hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
-        linear = functools.partial(nnx.Linear, rngs=rngs, precision=_PRECISION, use_bias=False)
+        linear = functools.partial(nnx.Linear, rngs=rngs, precision=PRECISION, use_bias=False)
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
         # One product each for query, key, value and for gate, up: fewer, larger reads of weights. Rows times
         # weights: activations as columns take 2.5 to 4 times as long a step at 2 to 4 rows on CPU (kernels
@@ -75,7 +71,7 @@ class Layer(nnx.Module):
         linear: nnx.Linear = getattr(self, name)
         if not apart:
             return linear(x)
-        y: jax.Array = jax.lax.switch(layer, [functools.partial(_product, one) for one in apart[name]], x)
+        y = product(apart[name], layer, x)
         return y if linear.bias is None else y + linear.bias[...][None]
 
     def _heads(self, joined: jax.Array, chunk: "Chunk") -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -88,10 +84,6 @@ class Layer(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(part, chunk.cos[:, None], chunk.sin[:, None]) for part in (q, k))
         return q * (1.0 / math.sqrt(config.head_size)), k, v
-
-
-def _product(kernel: jax.Array, x: jax.Array) -> jax.Array:
-    return jnp.matmul(x, kernel, precision=_PRECISION)
 
 
 class Chunk:
@@ -116,13 +108,10 @@ class Chunk:
 
 
 class Decoder(nnx.Module):
-    """Token ids to hidden vectors. Layers are scanned; their kernels are stacked, or apart (see `apart`).
+    """Token ids to hidden vectors. Layers are scanned; their kernels are stacked, or apart.
 
-    XLA:CPU copies a stacked layer's kernels before it multiplies by them: a step of SmolLM2 takes 32, 50 and
-    95 ms of the processor at 1, 8 and 32 rows, and 23, 45 and 91 with kernels apart. A switch chooses those,
-    which compiles as fast as a plain scan, in a third of the time of unrolled layers. Those run no faster,
-    and copy the whole pool at each step unless its writing is made to depend on the last layer.
-    The pool is read inside the scan and written once after it.
+    Unrolled layers run no faster, and copy the whole pool at each step unless its writing is made to depend
+    on the last layer. The pool is read inside the scan and written once after it.
     """
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs) -> None:
@@ -160,7 +149,7 @@ class Decoder(nnx.Module):
     def logits(self, x: jax.Array) -> jax.Array:
         """Scores of all tokens, `(..., hidden)` to `(..., vocab)`."""
         head = self.word[...] if self.config.tied else self.head[...]
-        return jnp.einsum("...h,vh->...v", self.norm(x), head, precision=_PRECISION)
+        return jnp.einsum("...h,vh->...v", self.norm(x), head, precision=PRECISION)
 
 
 @functools.lru_cache(maxsize=64)
@@ -179,32 +168,12 @@ def shapes(config: LlamaConfig) -> dict[str, Any]:
     return dict(nnx.to_pure_dict(abstract(config)[1]))
 
 
-def apart(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The same parameters with each layer's kernels as arrays of their own, for `step` and `forward`.
-
-    XLA:CPU copies a scanned layer's part of a stacked kernel before it multiplies by it.
-
-    Args:
-        params: as `init` or a checkpoint gives them; NumPy arrays are not copied.
-    """
-
-    def split(leaves: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: tuple(leaf) if name == "kernel" else leaf for name, leaf in leaves.items()}
-
-    return {**params, "layers": {name: split(leaves) for name, leaves in params["layers"].items()}}
-
-
 def _module(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[Decoder, Apart]:
     """The module, and the kernels that are not in it."""
     graph, state = abstract(config)
     state = jax.tree.map(lambda leaf: leaf, state)
-    here, there = {}, {}
-    for name, leaves in params["layers"].items():
-        kernel = leaves.get("kernel")
-        here[name] = dict(leaves)
-        if isinstance(kernel, tuple):
-            here[name]["kernel"], there[name] = jnp.zeros((config.num_layers, 0)), kernel
-    nnx.replace_by_pure_dict(state, {**params, "layers": here})
+    here, there = joined(params, config.num_layers)
+    nnx.replace_by_pure_dict(state, here)
     model: Decoder = nnx.merge(graph, state)
     return model, there
 

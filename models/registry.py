@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import bert, bert_weights, checkpoint, generative
+from .apart import apart
 from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
 from .generative import GenerativeModel
@@ -215,7 +216,9 @@ def _params(folder: Path, config: BertConfig) -> tuple[dict[str, Any], tuple[str
     tensors = checkpoint.list_tensors(folder)
     names, left_out = bert_weights.match(config, {name: info.shape for name, info in tensors.items()})
     read = checkpoint.read_float32(tensors, names.values())
-    return bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()}), left_out
+    return apart(
+        bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
+    ), left_out
 
 
 def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""Kernels of scanned layers as arrays of their own.
+
+XLA:CPU copies a scanned layer's part of a stacked kernel before it multiplies by it. With each kernel an
+array of its own, chosen by a switch inside the scan, it does not, and compiles as fast as a plain scan, in a
+third to a half of the time of unrolled layers. A step of SmolLM2 takes 32, 50 and 95 ms of the processor at
+1, 8 and 32 rows with stacked kernels and 23, 45 and 91 with kernels apart; MiniLM runs 1.2 times as fast at
+1x32 and 1.04 times at 2x256.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Apart = Mapping[str, tuple[jax.Array, ...]]
+"""Kernels of each layer by the name of the linear map; empty if they are stacked."""
+
+# TF32 and bfloat16 passes, the defaults of GPUs and TPUs for float32, miss the reference by 1e-3.
+PRECISION = jax.lax.Precision.HIGHEST
+
+
+def apart(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The same parameters with each layer's kernels as arrays of their own.
+
+    Args:
+        params: with ``layers``, whose leaves are stacked on axis 0; NumPy arrays are not copied.
+    """
+
+    def split(leaves: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: tuple(leaf) if name == "kernel" else leaf for name, leaf in leaves.items()}
+
+    return {**params, "layers": {name: split(leaves) for name, leaves in params["layers"].items()}}
+
+
+def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apart]:
+    """The parameters as a module takes them, with empty kernels where they are apart, and those.
+
+    Args:
+        params: stacked, or as `apart` gives them.
+        layers: how many there are.
+    """
+    here: dict[str, Any] = {}
+    there: dict[str, tuple[jax.Array, ...]] = {}
+    for name, leaves in params["layers"].items():
+        kernel = leaves.get("kernel")
+        here[name] = dict(leaves)
+        if isinstance(kernel, tuple):
+            here[name]["kernel"], there[name] = jnp.zeros((layers, 0)), kernel
+    return {**params, "layers": here}, there
+
+
+def product(kernels: tuple[jax.Array, ...], layer: jax.Array, x: jax.Array) -> jax.Array:
+    """`x` times the kernel of a layer.
+
+    Args:
+        kernels: `(in, out)` of each layer.
+        layer: int32 scalar, which one.
+        x: `(..., in)`.
+    """
+    y: jax.Array = jax.lax.switch(layer, [functools.partial(_times, one) for one in kernels], x)
+    return y
+
+
+def _times(kernel: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.matmul(x, kernel, precision=PRECISION)
