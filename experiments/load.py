@@ -1,5 +1,5 @@
-"""Claim: well below its capacity a server answers nearly all in time, and beyond it goodput stays near what
-it can do instead of falling to nothing; arrivals in bursts bring the edge forward.
+"""Claim: up to what it answers when saturated a server over HTTP answers nearly all in time; arrivals in
+bursts bring the edge forward. Where reading requests takes all of the event loop, goodput falls.
 
 Open-loop load over HTTP at rising rates, with Poisson arrivals and with those of a recorded trace at the same
 mean rate. Each latency counts from when its request was due (see `open_loop`). Lengths come from the trace,
