@@ -17,6 +17,7 @@ in milliseconds, refusals, failures, and whether this client kept up.
 import asyncio
 import itertools
 import json
+import math
 import subprocess
 import sys
 import urllib.request
@@ -93,13 +94,20 @@ def sizes_of(trace: Trace, model: Mapping[str, Any], count: int) -> list[int]:
 
 
 def arrivals_of(kind: str, trace: Trace, rate: float, seconds: float, seed: int) -> np.ndarray:
-    """When requests come: `poisson`, or `trace`, a part of the recording, stretched to that mean rate."""
+    """When requests come: `poisson`, or `trace`, a part of the recording, stretched to that mean rate.
+
+    A recording with fewer requests than are needed is repeated.
+    """
     if kind == "poisson":
         return poisson(rate, seconds, seed)
     count = max(2, round(rate * seconds))
     begin = int(np.random.default_rng(seed).integers(0, max(1, len(trace) - count)))
     part = trace.part(begin, begin + count).at_rate(rate, seed)
-    return part.arrivals_s if part.arrivals_s is not None else poisson(rate, seconds, seed)
+    if part.arrivals_s is None:
+        return poisson(rate, seconds, seed)
+    span_s = len(part) / rate
+    rounds = [part.arrivals_s + turn * span_s for turn in range(math.ceil(count / len(part)))]
+    return np.concatenate(rounds)[:count]
 
 
 # -- a server of its own ----------------------------------------------------------------------------------

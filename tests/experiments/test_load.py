@@ -115,3 +115,10 @@ def test_a_server_that_only_fails_has_no_capacity() -> None:
 def test_a_server_is_named_by_its_url() -> None:
     with pytest.raises(ExperimentError, match="http://host:port"):
         Sender("localhost:8000")
+
+
+def test_a_short_recording_is_repeated() -> None:
+    times = load.arrivals_of("trace", TRACE, 10.0 * len(TRACE), 1.0, seed=3)
+    assert len(times) == 10 * len(TRACE)
+    assert (np.diff(times) >= 0).all()
+    assert 0.9 <= times[-1] <= 1.0
