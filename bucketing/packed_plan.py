@@ -152,7 +152,7 @@ class PackedPlanner(Planner):
         if count == 1:
             return Run(self._alone(int(sizes[0][0])), (0,))
         lengths = np.asarray(sizes[: self.window], np.int64).reshape(count, 1)[:, 0]
-        waiting = np.array([first, *(place for place in range(count) if place != first)])
+        waiting = np.concatenate([[first], np.delete(np.arange(count), first)])
         bucket = self._bucket_for(lengths[waiting])
         waiting = waiting[lengths[waiting] <= bucket.item_sizes[0]]
         sums = np.cumsum(lengths[waiting])
@@ -221,9 +221,11 @@ class PackedPlanner(Planner):
         """The bucket of least cost for each element that it would hold; the first item must fit."""
         best, best_rate = None, math.inf
         for columns in self._columns[np.searchsorted(self._columns, lengths[0]) :].tolist():
-            waiting = int(lengths[lengths <= columns].sum())
+            sums = np.cumsum(lengths[lengths <= columns])
             for bucket in self._by_columns[columns]:
-                held = min(waiting, max(int(_FILL * bucket.elements), int(lengths[0])))
+                # Of very short items it takes as many as it has segments, however many columns are left.
+                most = int(sums[min(len(sums), bucket.rows * self._max_segments) - 1])
+                held = min(most, max(int(_FILL * bucket.elements), int(lengths[0])))
                 rate = self._seconds_of(bucket) / held
                 if rate < best_rate:
                     best, best_rate = bucket, rate

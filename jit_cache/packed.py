@@ -4,9 +4,9 @@ Ragged batching with static shapes. A model that knows segments gives each item 
 padding it saves is in the experiments (`compare_schemes`).
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -42,7 +42,8 @@ class PackedServable(Servable):
     """
 
     def __init__(self, padded: Servable, apply: Callable[..., Any], *, max_segments: int = 16) -> None:
-        self.__dict__.update(copy.copy(padded).__dict__)
+        # Its outputs are another class, inferred when they are first asked for.
+        self.__dict__.update({name: one for name, one in padded.__dict__.items() if name != "outputs"})
         self.padded, self.max_segments, self._packed_apply = padded, max_segments, apply
         self.layout = "packed"
         self._check()
@@ -73,17 +74,23 @@ class PackedServable(Servable):
             return self._packed_apply(**inputs)
         return self._packed_apply(jax.tree.unflatten(self._treedef, leaves), **inputs)
 
-    @property
+    def place(self) -> Sequence[jax.Array]:
+        """See `Servable.place`; the padded form takes the same arrays, or it would keep the host's copies."""
+        placed = super().place()
+        self.padded.leaves = self.leaves
+        return placed
+
+    @cached_property
     def outputs(self) -> Outputs:
-        """What one item gets; the padded model's."""
-        found = self.__dict__.get("outputs")
-        if not isinstance(found, PackedOutputs):
-            base = self.padded.outputs
-            for leaf in base.leaves:
-                _along(leaf.name, leaf.dims, self.signature.axes[0])
-            found = PackedOutputs(base.leaves, base.treedef, base.axes, self.max_segments)
-            self.__dict__["outputs"] = found
-        return found
+        """What one item gets; the padded model's.
+
+        Raises:
+            SignatureError: if an output has the axis elsewhere than first.
+        """
+        base = self.padded.outputs
+        for leaf in base.leaves:
+            _along(leaf.name, leaf.dims, self.signature.axes[0])
+        return PackedOutputs(base.leaves, base.treedef, base.axes, self.max_segments)
 
     def program_inputs(self, bucket: Bucket) -> dict[str, jax.ShapeDtypeStruct]:
         """Shape and dtype of what a program takes."""

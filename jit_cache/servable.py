@@ -142,6 +142,7 @@ class Servable:
             _ = self.outputs
             made = self._made[name] = copy.copy(self)
             made.apply, made.variant, made._made = self._variants[name], name, {}
+            made.leaves = []  # the weights are the servable's, which lets the host's copies go
         return made
 
     def placed(self, placement: Placement) -> "Servable":

@@ -6,7 +6,7 @@ timed in each bucket, since what wins at 1 x 16 loses at 8 x 256 and on the next
 times are remembered, and a later start makes the winners only.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..bucketing import Bucket
 
@@ -48,7 +48,3 @@ class Tuner:
             if variant in known and (best not in known or known[variant] < (1 - _MARGIN) * known[best]):
                 best = variant
         return best
-
-    def table(self, buckets: Iterable[Bucket]) -> dict[Bucket, dict[str, float]]:
-        """Seconds of each timed variant, for those of the buckets where any was."""
-        return {bucket: dict(self._seconds[bucket]) for bucket in buckets if bucket in self._seconds}

@@ -29,7 +29,12 @@ class Patience:
         self.age_s = 0.0
 
     def left(self, age_s: float, least_s: float) -> None:
-        """A caller left after so long; not for our sake if it is sooner than an answer, or hardly later."""
+        """A caller left.
+
+        Args:
+            age_s: how long he had waited; below 20 ms, or below `least_s`, he did not leave for waiting.
+            least_s: the least time of an answer.
+        """
         if age_s < max(least_s, _NOTICED_S):
             return
         self.age_s += (_LEFT if self.age_s else 1.0) * (age_s - self.age_s)

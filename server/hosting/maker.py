@@ -1,6 +1,7 @@
 """How the programs of one model are made: in which variant, and which variant proved the fastest."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -98,7 +99,7 @@ class Maker:
             raise Closed("programs are made while a model is served; this one gave way: ask its successor")
         return self._served
 
-    @property
+    @cached_property
     def _plan(self) -> StepPlan:
         return StepPlan(self._servable.grid.buckets, _STEPS)
 

@@ -287,9 +287,11 @@ class Model:
         self._staging.pop(bucket, None)
 
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
-        """The smallest warm bucket for rows that `bucket` holds; device thread only."""
+        """The smallest warm bucket for rows that `bucket` holds; pinned ones stay in it. Device thread only."""
         planner = self.batcher.planner
-        return bucket if planner is None else planner.smallest([row.sizes for row in rows])
+        if planner is None or any(row.request.pin is not None for row in rows):
+            return bucket
+        return planner.smallest([row.sizes for row in rows])
 
     def box(self, bucket: Bucket, rows: Sequence[Row]) -> tuple[int, tuple[int, ...]]:
         """Rows and sizes that a batch of this bucket needs: of packed rows the bucket's own."""

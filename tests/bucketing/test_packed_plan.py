@@ -149,3 +149,10 @@ def test_the_packed_grid_of_256_tokens():
 def test_a_packed_grid_has_sizes(bounds):
     with pytest.raises(GridError, match="at least 1"):
         packed_grid(**bounds)
+
+
+def test_segments_bound_what_a_bucket_is_worth():
+    # 8 items of 2 tokens fill a row of 16 columns, and its segments; wider rows would be mostly empty.
+    grid = Grid.parse("1x16,4x16,4x128", AXES)
+    run = PackedPlanner(grid, cost, max_segments=8).next_run([(2,)] * 200)
+    assert (str(run.bucket), len(run.rows)) == ("4x16", 32)

@@ -149,3 +149,11 @@ def test_P9_one_that_does_not_is_refused(words):
             lambda bucket: compile_program(one.padded, bucket, leaves),
             lambda bucket: compile_program(one, bucket, leaves),
         )
+
+
+def test_the_weights_are_held_once():
+    one = PackedServable(base(), packed, max_segments=SEGMENTS)
+    placed = one.place()
+    assert one.leaves is one.padded.leaves is placed
+    assert one.outputs is one.outputs
+    assert base(variants={"other": padded}).as_variant("other").leaves == []

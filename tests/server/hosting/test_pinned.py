@@ -7,8 +7,10 @@ import httpx
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from servax.bucketing import Bucket
 from servax.jit_cache import Servable
 from servax.server import Pin, Server, pinned
+from servax.server.batching.request import Row
 from servax.server.http.asgi import create_app
 from servax.server.metrics import Metrics
 
@@ -119,3 +121,12 @@ def test_a_pin_ends_with_its_block():
         assert pin_of_call() is outer
     assert pin_of_call() is None
     assert Pin().buckets == []
+
+
+def test_P14_halves_of_a_failed_batch_stay_where_they_were_pinned(served, ask):
+    server, _ = served
+    request = ask(3)
+    rows, bucket = [Row(request, 0)], Bucket(("batch", "length"), (8, 64))
+    assert server.model().smallest(bucket, rows) != bucket
+    request.pin = Pin([None])
+    assert server.model().smallest(bucket, rows) == bucket

@@ -54,7 +54,6 @@ def test_the_fastest_wins_and_a_tie_changes_nothing():
     tuner.record(ONE, "c", 0.5)
     assert tuner.best(ONE) == "c"
     assert tuner.missing(ONE) == []
-    assert tuner.table([ONE]) == {ONE: {"a": 1.0, "b": 0.98, "c": 0.5}}
 
 
 def test_what_only_a_later_variant_is_known_of_is_taken():
