@@ -287,7 +287,7 @@ class Model:
         self._staging.pop(bucket, None)
 
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
-        """The smallest warm bucket for rows that `bucket` holds; pinned ones stay in it. Device thread only."""
+        """The smallest warm bucket for rows that `bucket` holds; pinned ones stay. Device thread only."""
         planner = self.batcher.planner
         if planner is None or any(row.request.pin is not None for row in rows):
             return bucket
