@@ -76,6 +76,7 @@ class CostModel:
         self._seconds: dict[Bucket, float] = {}
         self._tables: dict[Grid, NDArray[np.float64]] = {}
         self._guesses: dict[Bucket, float] = {}
+        self._bases: dict[tuple[Bucket, ...], NDArray[np.float64]] = {}
         self.version = 0
 
     def seconds(self, bucket: Bucket) -> float:
@@ -151,6 +152,7 @@ class CostModel:
             _checked(bucket, bytes or 0.0, "bytes") / bytes_per_s,
         )
         self._roofline[bucket] = overhead_s + work_s
+        self._bases.clear()
         self._changed()
 
     def measured(self) -> dict[Bucket, float]:
@@ -177,8 +179,12 @@ class CostModel:
         return self._published | dict(zip(untried, held.tolist(), strict=True))
 
     def _base(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:
-        scale = _ratio(self._roofline, self._guess(tuple(self._roofline)))
-        return _anchored(buckets, self._roofline, scale * self._guess(buckets))
+        # Priors seldom change, measured times with every other batch of a busy server.
+        found = self._bases.get(asked := tuple(buckets))
+        if found is None:
+            scale = _ratio(self._roofline, self._guess(tuple(self._roofline)))
+            found = self._bases[asked] = _anchored(buckets, self._roofline, scale * self._guess(buckets))
+        return found
 
     def _guess(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:
         for bucket in buckets:

@@ -131,6 +131,7 @@ def main(
         "pages": 32 * CLIENTS,
         "decode_rows": (1, CLIENTS),
         "prefill_buckets": ((8, 16),),
+        "mixed_buckets": ((CLIENTS, 16),),
     }
     bench = Bench(model, max_rows=CLIENTS, **(small if quick else {}))
     found: dict[str, Any] = {"machine": machine(), "model": model.name}

@@ -33,7 +33,7 @@ class Seen:
         seconds: that it ran.
         cpu_s: of the processors that this process took in that time.
         requests: for each, when it was ready and when each of its tokens came.
-        steps: decode steps that were read.
+        steps: steps that decode, prompts beside them or not, that were read.
     """
 
     begin_s: float
@@ -146,7 +146,7 @@ class Bench:
         self.server = GenerationServer(model, prefix_cache=False, on_step=self._step, **options)
 
     def _step(self, record: StepRecord) -> None:
-        self._seen.steps += record.kind == "decode"
+        self._seen.steps += record.kind in ("decode", "mixed")
 
     def closed_loop(
         self,

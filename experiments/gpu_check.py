@@ -126,9 +126,11 @@ def generation(bench: Bench) -> list[Row]:
     params = SamplingParams(max_tokens=sizes.tokens, temperature=0.0, ignore_eos=True)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 259, int(n)).tolist() for n in rng.integers(4, 64, sizes.streams)]
-    few_programs = {"decode_rows": (4,), "prefill_buckets": ((4, 64),)} if sizes is REDUCED else {}
+    small: dict[str, Any] = {"decode_rows": (4,), "prefill_buckets": ((4, 64),), "mixed_buckets": ()}
+    few_programs = small if sizes is REDUCED else {}
+    decoder: dict[str, Any] = dict(sizes.decoder)
     options: dict[str, Any] = {"max_rows": min(sizes.streams, 32), "store": bench.store(), **few_programs}
-    with GenerationServer(tiny(**sizes.decoder), **options) as server:
+    with GenerationServer(tiny(**decoder), **options) as server:
         few = prompts[: max(2, sizes.streams // 16)]
         alone_s, alone = _timed(lambda: [server.generate(one, params).ids for one in few])
         with ThreadPoolExecutor(sizes.streams) as pool:

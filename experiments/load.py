@@ -1,5 +1,5 @@
-"""Claim: up to what it answers when saturated a server over HTTP answers nearly all in time; arrivals in
-bursts bring the edge forward. Where reading requests takes all of the event loop, goodput falls.
+"""Claim: up to what it answers when saturated a server over HTTP answers nearly all in time, and beyond that
+as many as before; arrivals in bursts bring the edge forward. What is too much is refused within milliseconds.
 
 Open-loop load over HTTP at rising rates, with Poisson arrivals and with those of a recorded trace at the same
 mean rate. Each latency counts from when its request was due (see `open_loop`). Lengths come from the trace,
@@ -8,7 +8,8 @@ that runs already, or one of its own on the loopback interface: four dense layer
 
 Keys of the result: ``capacity_rps``, answers a second with 64 requests always in flight; ``rows``, for each
 kind of arrivals and each rate the offered, answered and good (in ``slo_ms``) requests a second, percentiles
-in milliseconds, refusals, failures, and whether this client kept up.
+in milliseconds, refusals and how fast they came, failures, how late this client itself was (`client_lag`: for
+want of processor time; `client_wait`: also for want of a free connection), and whether it kept up.
 
     python -m servax.experiments.load --json load.json --figures figures
     python -m servax.experiments.load --url http://127.0.0.1:8000 --model minilm --rates 50,100,200
@@ -41,8 +42,9 @@ _SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0)
 _COLUMNS = {
     "arrivals": "arrivals", "offered_rps": "offered/s|,.0f", "answered_rps": "answered/s|,.0f",
     "goodput_rps": "good/s|,.0f", "p50_ms": "p50 ms|,.1f", "p90_ms": "p90 ms|,.1f", "p99_ms": "p99 ms|,.1f",
-    "refused": "refused|,", "expired": "expired|,", "failed": "failed|,", "unanswered": "open|,",
-    "client_lag_p99_ms": "client lag ms|,.1f",
+    "refused": "refused|,", "refusal_p99_ms": "their p99 ms|,.1f", "expired": "expired|,",
+    "failed": "failed|,", "unanswered": "open|,",
+    "client_lag_p99_ms": "client lag ms|,.1f", "client_wait_p99_ms": "client wait ms|,.1f",
 }  # fmt: skip
 
 
@@ -225,7 +227,11 @@ def main(
     note = f"saturated: {found['capacity_rps']:,.0f} a second; good: within {slo_ms:g} ms of when it was due"
     print_table(f"Load on {found['model']}", _COLUMNS, found["rows"], note)
     if not all(row["client_kept_up"] for row in found["rows"]):
-        print("This client fell behind at some rates: their latencies are in part its own.", file=sys.stderr)
+        rates = ", ".join(f"{row['rate']:,.0f}" for row in found["rows"] if not row["client_kept_up"])
+        print(
+            f"This client fell behind at {rates} requests a second: it may be what was measured there.",
+            file=sys.stderr,
+        )
     if json_file is not None:
         write_json(json_file, {"machine": machine(), **found})
     if figures is not None:

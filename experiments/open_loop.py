@@ -44,6 +44,9 @@ class Outcome:
         expired: answers with 504.
         failed: other answers, and broken connections.
         lags_s: seconds that this client was late itself, for want of processor time.
+        sent_s: seconds from when a request was due until it was written to a connection: these lags, and the
+            wait for a connection where all wait for their answers.
+        refused_s: seconds from when a request was written until it was refused.
     """
 
     seconds: float
@@ -53,18 +56,28 @@ class Outcome:
     expired: int = 0
     failed: int = 0
     lags_s: list[float] = field(default_factory=list)
+    sent_s: list[float] = field(default_factory=list)
+    refused_s: list[float] = field(default_factory=list)
 
     @property
     def open(self) -> int:
         """Requests without an answer yet."""
         return self.sent - len(self.ok_s) - self.refused - self.expired - self.failed
 
-    def note(self, status: int, seconds: float) -> None:
-        """One answer; status 0 for a connection that broke."""
+    def note(self, status: int, seconds: float, waited_s: float = 0.0) -> None:
+        """One answer, so long after it was due; status 0 for a connection that broke.
+
+        Args:
+            status: of HTTP.
+            seconds: since the request was due.
+            waited_s: for how many of them it was not written yet.
+        """
+        self.sent_s.append(waited_s)
         if status == 200:
             self.ok_s.append(seconds)
         elif status in (429, 503):
             self.refused += 1
+            self.refused_s.append(seconds - waited_s)
         elif status == 504:
             self.expired += 1
         else:
@@ -74,7 +87,10 @@ class Outcome:
         """Rates a second and latencies in milliseconds; None where nothing was answered."""
         good = np.array(self.ok_s)
         shares = {"p50_ms": 50.0, "p90_ms": 90.0, "p99_ms": 99.0, "p99_9_ms": 99.9}
-        lag_s = float(np.percentile(self.lags_s, 99)) if self.lags_s else None
+        lag_s, sent_s, refused_s = (
+            float(np.percentile(seen, 99)) if seen else None
+            for seen in (self.lags_s, self.sent_s, self.refused_s)
+        )
         return {
             "offered_rps": self.sent / self.seconds,
             "answered_rps": len(good) / self.seconds,
@@ -84,8 +100,10 @@ class Outcome:
             "failed": self.failed,
             "unanswered": self.open,
             **{key: float(np.percentile(good, q)) * 1e3 if len(good) else None for key, q in shares.items()},
+            "refusal_p99_ms": None if refused_s is None else refused_s * 1e3,
             "client_lag_p99_ms": None if lag_s is None else lag_s * 1e3,
-            "client_kept_up": lag_s is not None and lag_s < LAG_S,
+            "client_wait_p99_ms": None if sent_s is None else sent_s * 1e3,
+            "client_kept_up": sent_s is not None and sent_s < LAG_S,
         }
 
 
@@ -173,9 +191,10 @@ class Sender:
 
     def _ask(self, caller: _Caller, due_s: float, request: bytes) -> None:
         outcome = self.outcome
+        waited_s = time.perf_counter() - due_s
 
         def told(status: int) -> None:
-            outcome.note(status, time.perf_counter() - due_s)
+            outcome.note(status, time.perf_counter() - due_s, waited_s)
             (self._all.discard if caller.ended else self._free.append)(caller)
             self._send()
 

@@ -4,13 +4,14 @@ of the programs, but share their load less well.
 
 Simulated: every replica asks the server's own batcher, costs are linear in the computed tokens. The lengths
 are those of the packaged texts, ladders are fitted on the first half and run on the second, arrivals are
-Poisson.
+Poisson. Only `one process` is measured.
 
 * `routing`: 10 to 1,000 replicas under one load, by router.
 * `faults`: a hundred replicas of which one hangs, or ten crash at once.
 * `surge`: load doubles at once; how many answers are late, by the seconds that a new replica takes to start.
 * `start`: seconds until all of a fleet are ready, from one shared store or by compiling.
 * `million`: a million requests a second on devices of a million tokens a second.
+* `one process`: requests a second by the number of devices behind one queue, see `replicas`.
 
     python -m servax.experiments.scale --quick --json scale.json --figures plots
 """
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from ..bucketing import Grid, Ladder, fit_ladder
 from ..server.batching.batcher import Batcher
+from . import replicas as one_process
 from .cost_table import LinearCost
 from .fleet import Autoscaler, Fault, Fleet, FleetRun, Replica
 from .reporting import machine, print_table, write_json
@@ -35,15 +37,15 @@ from .routers import Bands, Random, Two
 from .simulate import grid_batcher
 from .traces import Trace, load_trace
 
-# MiniLM on 2 cores: 7,000 tokens a second (see the cost table); and a device of a million, a prior.
-CPU = LinearCost(1e-3, 1 / 7_000)
+# MiniLM on 2 cores: 15,000 computed tokens a second (see `layouts`); and a device of a million, a prior.
+CPU = LinearCost(1e-3, 1 / 15_000)
 ACCELERATOR = LinearCost(3e-4, 1e-6)
 ROWS = (1, 2, 4, 8, 16, 32)
 PROGRAMS, BANDS = 12, 4
 LATE_S = 1.0
 # From `cold_start`: 48 programs of MiniLM, their bytes and those of the weights; the link is 10 Gbit/s.
-COMPILE_S, LOAD_S, PROCESS_S = 40.2, 1.3, 2.0
-PROGRAM_BYTES, WEIGHT_BYTES, LINK_BYTES_S = 44e6, 91e6, 1.25e9
+COMPILE_S, LOAD_S, PROCESS_S = 20.0, 0.6, 1.1
+PROGRAM_BYTES, WEIGHT_BYTES, LINK_BYTES_S = 10e6, 91e6, 1.25e9
 ROUTERS = ("random", "two", "bands", "bands, fine")
 COLUMNS = {
     "what": "what",
@@ -213,6 +215,7 @@ def million(seed: int, per_s: float, load: float, seconds: float) -> list[dict[s
 
 def measure(quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
     """All parts."""
+    measured = one_process.measure(10 if quick else 50)  # first, while JAX may still be given devices
     world = World(CPU, seed)
     sizes = (10, 40) if quick else (10, 100, 1000)
     return {
@@ -221,6 +224,7 @@ def measure(quick: bool, seed: int) -> dict[str, list[dict[str, Any]]]:
         "surge": surge(world, 4 if quick else 10, (5.0, 20.0, 60.0), 90.0 if quick else 180.0),
         "start": start((1, 10, 100, 1000)),
         "million": million(seed, 5e4 if quick else 1e6, 0.6, 0.2 if quick else 0.3),
+        "one process": measured,
     }
 
 
@@ -244,6 +248,7 @@ def main(
     }
     columns = {"replicas": "replicas|,d"} | {key: f"{head}, s|,.0f" for key, head in heads.items()}
     print_table("start of all at once", columns, found["start"])
+    one_process.show(found["one process"])
     if figures is not None:
         from .figures import draw_scale
 

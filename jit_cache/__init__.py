@@ -16,6 +16,8 @@ from .errors import (
     StoreError,
     WarmupError,
 )
+from .following import follow
+from .hosts import Hosts
 from .infer import infer_outputs
 from .monitor import BACKGROUND, OTHER, REQUEST, WARMUP, CompileLog, compile_log
 from .nnx import from_nnx
@@ -39,6 +41,7 @@ __all__ = [
     "CompileError",
     "CompileLog",
     "CompileService",
+    "Hosts",
     "Input",
     "InputError",
     "ItemTooLarge",
@@ -69,6 +72,7 @@ __all__ = [
     "compile_log",
     "compile_program",
     "explain_sealed",
+    "follow",
     "from_nnx",
     "infer_outputs",
     "open_seal",

@@ -44,6 +44,10 @@ class ProgramCache:
             raise SealedError(_explain_miss(bucket, list(self._ready)))
         return program
 
+    def find(self, bucket: Bucket) -> Program | None:
+        """The program of a bucket; None if it is not warm."""
+        return self._ready.get(bucket)
+
     def install(self, program: Program) -> None:
         """Have another program run in its bucket from the next batch on."""
         with self._lock:

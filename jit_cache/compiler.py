@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from .errors import CompileError
 from .monitor import BACKGROUND, WARMUP, compile_log
 from .seal import open_seal
+from .switches import quick_switches
 
 T = TypeVar("T")
 _STACK_BYTES = 64 << 20
@@ -58,7 +59,7 @@ class CompileService:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                with _turn, compile_log().during(self._phase), open_seal():
+                with _turn, quick_switches(), compile_log().during(self._phase), open_seal():
                     result = job()
             except BaseException as error:  # the future carries it to whoever waits
                 future.set_exception(error)

@@ -29,7 +29,7 @@ def memory_budget(device: jax.Device | None = None, *, share: float = 0.9) -> in
         device: whose memory; None means the default device.
         share: of the free memory; the rest is left to the allocator and to others.
     """
-    where = device if device is not None else jax.devices()[0]
+    where = device if device is not None else jax.local_devices()[0]
     stats = where.memory_stats() if where.platform != "cpu" else None
     if stats and stats.get("bytes_limit"):
         return int(share * (stats["bytes_limit"] - stats.get("bytes_in_use", 0)))

@@ -106,8 +106,7 @@ def plan_memory(
         staging_bytes: input buffers by bucket, all sets of a bucket together; see `staging_bytes`. On a
             device with memory of its own: the copies of inputs that live there.
         scratch_bytes: what libraries take beside the compiler's scratch, by bucket; see
-            `servax.jit_cache.device_memory.peak_bytes` (measured) and
-            `servax.jit_cache.hlo_scratch.library_scratch` (an upper estimate).
+            `servax.jit_cache.scratch.scratch_without_weights`.
         outputs_in_flight: batches whose outputs are in memory at once.
         slack_bytes: freed memory that the allocator keeps; on a host with glibc see
             `servax.jit_cache.device_memory.HOST_SLACK_BYTES`.

@@ -17,7 +17,7 @@ from ..bucketing.packed_plan import PackedPlanner, pack_all
 from .errors import InputError, OutputError, SignatureError
 from .outputs import Output, Outputs
 from .servable import Servable
-from .signature import Input, Signature
+from .signature import BATCH, Input, Signature
 from .staging import Staging
 
 SEGMENTS, POSITIONS = "segment_ids", "positions"
@@ -38,7 +38,7 @@ class PackedServable(Servable):
 
     Raises:
         SignatureError: if the model has not exactly one varying axis, an input or output has it elsewhere
-            than first, it has variants, switched sizes or a placement, or `max_segments` is below 1.
+            than first, it has variants or switched sizes, or `max_segments` is below 1.
     """
 
     def __init__(self, padded: Servable, apply: Callable[..., Any], *, max_segments: int = 16) -> None:
@@ -55,10 +55,10 @@ class PackedServable(Servable):
                 f"packing needs one varying axis and at least 1 segment a row; model {self.name!r} has the "
                 f"axes {list(axes)} and max_segments={self.max_segments}: serve it padded"
             )
-        if len(self.variants) > 1 or self.variants[0] != "static" or self.placement is not None:
+        if len(self.variants) > 1 or self.variants[0] != "static":
             raise SignatureError(
-                f"a packed model has one static program a bucket, on one device; model {self.name!r} has "
-                f"variants {list(self.variants)} or a placement: leave them out"
+                f"a packed model has one static program a bucket; model {self.name!r} has the variants "
+                f"{list(self.variants)}: leave them out"
             )
         for one in self.signature.inputs:
             _along(one.name, one.dims, axes[0])
@@ -67,6 +67,11 @@ class PackedServable(Servable):
     def code(self) -> tuple[Any, ...]:
         """What decides its programs, beside shapes."""
         return (PackedServable.run_flat, self.apply, self._packed_apply, self.max_segments)
+
+    @property
+    def most_items(self) -> int:
+        """Most items that one batch takes: several in each row."""
+        return self.limits[BATCH] * self.max_segments
 
     def run_flat(self, leaves: Sequence[Any], inputs: Mapping[str, Any]) -> Any:
         """Call the packed function with parameters given as flattened leaves; what gets traced."""

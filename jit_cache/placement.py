@@ -3,17 +3,47 @@
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .errors import SignatureError
+from .hosts import Hosts
 
-LAUNCH = threading.Lock()
-"""Held while a program of several devices is launched: if two threads enqueued such programs on the same
-devices in different orders, each device would wait in its collective for another one's."""
+_launches: dict[jax.Device, threading.Lock] = {}
+
+
+class Turn:
+    """Held while a program of several devices is launched.
+
+    If two threads enqueued such programs on the same devices in different orders, each device would wait in
+    its collective for another one's. Programs on devices apart do not wait for each other.
+
+    Args:
+        devices: where the program runs.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self.devices = tuple(devices)
+        # All take them in one order, or two could wait for each other.
+        order = sorted(self.devices, key=lambda device: device.id)
+        self._locks = [_launches.setdefault(device, threading.Lock()) for device in order]
+
+    def __enter__(self) -> None:
+        for lock in self._locks:
+            lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        for lock in self._locks:
+            lock.release()
+
+
+def turn_of(devices: Sequence[jax.Device] | None) -> Turn | None:
+    """What launches on these devices take turns by; None on one device, where they need not."""
+    return Turn(devices) if devices is not None and len(devices) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +56,27 @@ class Placement:
             that is a prefix of the parameters' tree. By default each device holds a copy.
         inputs: how inputs are split, by name, over ``(batch, *dims)``; others are copied. Where a mesh axis
             does not divide a bucket's size, that dim is copied in that bucket.
+        hosts: the processes that a mesh over the devices of several has; see `servax.jit_cache.hosts`.
 
     Raises:
-        SignatureError: if a spec names an axis that the mesh has not.
+        SignatureError: if a spec names an axis that the mesh has not, or the mesh has devices of other
+            processes and `hosts` is not given.
     """
 
     mesh: Mesh
     params: Any = field(default_factory=PartitionSpec)
     inputs: Mapping[str, PartitionSpec] = field(default_factory=dict)
+    hosts: Hosts | None = None
 
     def __post_init__(self) -> None:
+        if self.spans:
+            found = sorted({device.process_index for device in self.devices})
+            if self.hosts is None or found != list(range(jax.process_count())):
+                raise SignatureError(
+                    f"a mesh has devices of this process, or of all of them and hosts that say how they "
+                    f"reach each other; got devices of the processes {found} of {jax.process_count()} and "
+                    f"hosts={self.hosts}: take jax.local_devices(), or give hosts and take jax.devices()"
+                )
         for spec in (*_specs(self.params), *self.inputs.values()):
             if unknown := [axis for dim in spec for axis in _axes(dim) if axis not in self.mesh.axis_names]:
                 raise SignatureError(
@@ -47,6 +88,27 @@ class Placement:
     def devices(self) -> tuple[jax.Device, ...]:
         """All devices, in the mesh's order."""
         return tuple(self.mesh.devices.flat)
+
+    @property
+    def spans(self) -> bool:
+        """Whether it has devices of other processes."""
+        return any(device.process_index != jax.process_index() for device in self.devices)
+
+    @property
+    def everywhere(self) -> NamedSharding:
+        """A copy of the whole on each device."""
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the compiler splits what lies between (`AxisType.Auto`), and not the function itself."""
+        return all(kind == AxisType.Auto for kind in self.mesh.axis_types)
+
+    def on(self, devices: Sequence[jax.Device]) -> "Placement":
+        """The same split over as many other devices, in the mesh's order."""
+        shape, names = self.mesh.devices.shape, self.mesh.axis_names
+        mesh = Mesh(np.array(devices).reshape(shape), names, axis_types=self.mesh.axis_types)
+        return replace(self, mesh=mesh)
 
     def of_params(self, params: Any) -> list[NamedSharding]:
         """The sharding of each leaf of an abstract parameter tree, in order.

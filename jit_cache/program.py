@@ -11,7 +11,8 @@ import numpy as np
 from ..bucketing import Bucket
 from .errors import CompileError, InputError, JitCacheError, SignatureError
 from .fusion import inspect_program
-from .placement import LAUNCH
+from .hosts import Led
+from .placement import Turn, turn_of
 from .prune import constants, live_arguments, over_live
 from .servable import Servable
 from .tune import STATIC
@@ -61,7 +62,7 @@ class Program:
         facts: what the compiler said.
         used_leaves: indices of the parameters that the executable takes, rising; None for all.
         used_inputs: names of the inputs that it takes; None for all.
-        together: whether it runs on several devices, so that launches of such programs take turns.
+        turn: where it runs on several devices, what launches of such programs take turns by.
         variant: which variant of the servable it is, see `servax.jit_cache.tune`.
     """
 
@@ -78,10 +79,10 @@ class Program:
         *,
         used_leaves: Sequence[int] | None = None,
         used_inputs: Sequence[str] | None = None,
-        together: bool = False,
+        turn: Turn | None = None,
         variant: str = STATIC,
     ) -> None:
-        self._turn = LAUNCH if together else None
+        self._turn = turn
         self.variant = variant
         self.bucket = bucket
         self.executable = executable
@@ -102,7 +103,7 @@ class Program:
             self.facts,
             used_leaves=self.used_leaves,
             used_inputs=self.used_inputs,
-            together=self._turn is not None,
+            turn=self._turn,
             variant=self.variant,
         )
 
@@ -164,16 +165,24 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
         SignatureError: if the function closes over large arrays, or its outputs cannot be inferred.
     """
     begin = time.perf_counter()
-    built = build(servable, bucket)
+    hosts, names = servable.hosts, [servable.name, servable.layout, servable.variant, bucket.sizes]
+    if hosts is None:
+        built = build(servable, bucket)
+        executable = built.executable
+    else:
+        with hosts.compiling(servable.name, servable.signature, names, f"bucket {bucket}"):
+            built = build(servable, bucket)
+        shapes = servable.program_inputs(bucket)
+        executable = Led(hosts, built.executable, names, {name: shapes[name] for name in built.used_inputs})
     facts = facts_of(built.executable, time.perf_counter() - begin)
     return Program(
         bucket,
-        built.executable,
+        executable,
         leaves,
         facts,
         used_leaves=built.used_leaves,
         used_inputs=built.used_inputs,
-        together=len(servable.devices or ()) > 1,
+        turn=turn_of(servable.devices),
     )
 
 
@@ -232,7 +241,11 @@ def _compile(
     check: Callable[[Sequence[Any]], None] | None,
 ) -> Built:
     leaves = servable.traced_leaves()
-    traced = jax.jit(flat).trace(leaves, inputs)
+    # Of several processes each gets the whole of the outputs, or the leader could not read them.
+    options: dict[str, Any] = {}
+    if servable.placement is not None and servable.placement.spans:
+        options["out_shardings"] = servable.placement.everywhere
+    traced = jax.jit(flat, **options).trace(leaves, inputs)
     _refuse_closed_over(servable, constants(traced.jaxpr))
     if check is not None:
         check(traced.out_info)
@@ -243,7 +256,8 @@ def _compile(
     used_inputs = [name for name, used in zip(sorted(inputs), live[count:], strict=True) if used]
     if not all(live):
         pruned = over_live(traced.jaxpr, live)
-        traced = jax.jit(lambda leaves, inputs: pruned(*leaves, *map(inputs.get, used_inputs))).trace(
+        cut = jax.jit(lambda leaves, inputs: pruned(*leaves, *map(inputs.get, used_inputs)), **options)
+        traced = cut.trace(
             [leaves[index] for index in used_leaves],
             {name: inputs[name] for name in used_inputs},
         )

@@ -43,8 +43,9 @@ def check_padding(
         items: real items, without a batch dim; they are cut or repeated to the sizes needed. None means
             random ones of the declared dtypes.
         seed: of everything random.
-        tolerance: largest difference between buckets, relative to max(1, largest absolute output); an
-            output of low precision gets at least 8 units in its last place.
+        tolerance: largest difference between buckets (on several devices: also within one), relative to
+            max(1, largest absolute output); an output of low precision gets at least 8 units in its last
+            place.
         ids_below: size of the vocabulary by integer input, such as ``{"ids": 30522}``. An integer input that
             is not named takes the values seen in ``items`` and the pad value, or below 16 (a byte: any).
         controls: inputs that keep their pad value in all padding, such as a mask that callers send. None

@@ -26,6 +26,8 @@ class Probes:
     def __init__(self, bench: Bench, tolerance: float, fillers: Sequence[Filler]) -> None:
         self.bench = bench
         self.tolerance = tolerance
+        # A sum over devices may begin at another one for another row.
+        self._same_bucket = tolerance if len(bench.servable.devices or ()) > 1 else None
         self.fillers = fillers
         self.grid = bench.servable.grid
         self.names = [leaf.name for leaf in bench.servable.outputs.leaves]
@@ -204,6 +206,7 @@ class Probes:
         source: str | None = None,
     ) -> None:
         """Compare pairs of rows of two runs; the first one beyond the tolerance is the probe's finding."""
+        tolerance = self._same_bucket if tolerance is None else tolerance
         for row, other in pairs:
             verdict.probes += 1
             moved = compare(got.rows[row], want.rows[other], tolerance)

@@ -154,8 +154,9 @@ class SafetyReport:
         )
         if all(one.kind in ("NaN", "junk") for axis in self.axes for one in axis.findings):
             text += (
-                ". With the declared pad values alone the answers are right; trust_pad=True accepts a model "
-                "that tells padding by its value"
+                ". With the declared pad values alone the answers are right; trust_pad=True, or "
+                "`servax check --trust-pad`, accepts a model that tells padding by its value, and "
+                "`servax serve --no-check-padding` serves it"
             )
         return text
 

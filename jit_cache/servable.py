@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from ..bucketing import Bucket, CostModel, Grid, Planner, SchemeLike
 from .errors import SignatureError
+from .hosts import Hosts, put_parts
 from .infer import infer_outputs
 from .limits import admissible, make_grid
 from .outputs import Outputs
@@ -154,8 +155,14 @@ class Servable:
         _ = self.outputs
         made = copy.copy(self)
         made.placement, made._made = placement, {}
+        made.leaves = []  # the weights are this servable's, which lets the host's copies go
         made._shardings = placement.of_params(self.abstract_params)
         return made
+
+    @property
+    def most_items(self) -> int:
+        """Most items that one batch takes."""
+        return self.limits[BATCH]
 
     @property
     def weights_bytes(self) -> int:
@@ -165,13 +172,18 @@ class Servable:
     @property
     def platform(self) -> str:
         """Where it runs: ``cpu``, ``gpu`` or ``tpu``."""
-        device = jax.devices()[0] if self.placement is None else self.placement.devices[0]
+        device = jax.local_devices()[0] if self.placement is None else self.placement.devices[0]
         return str(device.platform)
 
     @property
     def devices(self) -> tuple[jax.Device, ...] | None:
         """The devices it is placed on, in order; None for the default one."""
         return None if self.placement is None else self.placement.devices
+
+    @property
+    def hosts(self) -> Hosts | None:
+        """The processes that its devices belong to, where they are several."""
+        return self.placement.hosts if self.placement is not None and self.placement.spans else None
 
     @property
     def shardings(self) -> list[NamedSharding] | None:
@@ -223,7 +235,8 @@ class Servable:
             The leaves as device arrays, in order; from now on they are ``leaves`` too.
         """
         where: Sequence[Any] = self._shardings or [None] * len(self.leaves)
-        self.leaves = [jax.device_put(leaf, at) for leaf, at in zip(self.leaves, where, strict=True)]
+        put = jax.device_put if self.hosts is None else put_parts
+        self.leaves = [put(leaf, at) for leaf, at in zip(self.leaves, where, strict=True)]
         return self.leaves
 
     @property
@@ -248,8 +261,11 @@ def _variant_names(sizes: str, functions: Mapping[str, Any], placement: Placemen
     known = {STATIC: (STATIC,), SWITCHED: (SWITCHED,), TUNED: (STATIC, SWITCHED)}
     if sizes not in known:
         raise SignatureError(f"sizes are one of {list(known)}; got {sizes!r}: leave it out for {STATIC!r}")
-    if sizes != STATIC and placement is not None:
-        raise SignatureError(f"sizes are {STATIC!r} on several devices; got {sizes!r}: leave it out")
+    if sizes != STATIC and placement is not None and (placement.spans or not placement.automatic):
+        raise SignatureError(
+            f"sizes are {STATIC!r} on devices of several processes, and on a mesh with explicit axes; got "
+            f"{sizes!r}: leave it out, or make the mesh of this process's devices with AxisType.Auto"
+        )
     if taken := sorted({STATIC, SWITCHED} & functions.keys()):
         raise SignatureError(f"variants have names of their own; {taken} are taken: choose others")
     return (*known[sizes], *functions)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..bucketing import Bucket
 from .errors import InputError
+from .placement import Turn, turn_of
 from .program import Program, ProgramFacts, facts_of
 from .servable import Servable
 from .signature import Signature
@@ -30,6 +31,7 @@ class SteppedProgram:
         used_leaves: indices of the parameters that the executable takes.
         used_inputs: names of the inputs that it takes.
         run_s: seconds of one run of each case, as far as they are known from an earlier start.
+        turn: see `Program`.
     """
 
     def __init__(
@@ -42,17 +44,22 @@ class SteppedProgram:
         used_leaves: Sequence[int],
         used_inputs: Sequence[str],
         run_s: Mapping[Bucket, float] | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.layout, self.executable, self.facts = layout, executable, facts
         self.run_s = dict(run_s or {})
+        self._turn = turn
         self._used_leaves, self._used_inputs = tuple(used_leaves), tuple(used_inputs)
         self._arguments = [leaves[index] for index in used_leaves]
 
     def __call__(self, inputs: Mapping[str, Any]) -> list[jax.Array]:
         """Launch the steps that a `StepStaging` holds; returns flat outputs, see `pieces`."""
-        outputs: list[jax.Array] = self.executable(
-            self._arguments, {name: inputs[name] for name in self._used_inputs}
-        )
+        used = {name: inputs[name] for name in self._used_inputs}
+        if self._turn is None:
+            outputs: list[jax.Array] = self.executable(self._arguments, used)
+        else:
+            with self._turn:
+                outputs = self.executable(self._arguments, used)
         return outputs
 
     def with_leaves(self, leaves: Sequence[jax.Array]) -> "SteppedProgram":
@@ -65,6 +72,7 @@ class SteppedProgram:
             used_leaves=self._used_leaves,
             used_inputs=self._used_inputs,
             run_s=self.run_s,
+            turn=self._turn,
         )
 
     def pieces(self, outputs: Sequence[Any], step: int, case: Bucket) -> list[np.ndarray]:
@@ -197,4 +205,5 @@ def compile_stepped(servable: Servable, plan: StepPlan, leaves: Sequence[jax.Arr
         facts,
         used_leaves=built.used_leaves,
         used_inputs=built.used_inputs,
+        turn=turn_of(servable.devices),
     )

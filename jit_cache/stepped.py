@@ -76,6 +76,7 @@ class Layout:
 
     def __init__(self, servable: Servable, plan: StepPlan) -> None:
         self.plan = plan
+        self._everywhere = None if servable.placement is None else servable.placement.everywhere
         signature, outputs = servable.signature, servable.outputs
         self.inputs = [
             {name: one.shape for name, one in signature.abstract_at(case).items()} for case in plan.cases
@@ -96,31 +97,28 @@ class Layout:
         return {name: np.zeros(one.shape, one.dtype) for name, one in self.abstract().items()}
 
     def abstract(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The arguments of the program beside the parameters."""
+        """The arguments of the program beside the parameters; each device of several gets all of them."""
         steps = self.plan.steps
         rows = {
             name: jax.ShapeDtypeStruct((steps, width), self.dtypes[name])
             for name, width in self.widths.items()
         }
-        return {
+        found = {
             **rows,
             STEPS: jax.ShapeDtypeStruct((), np.int32),
             CASE: jax.ShapeDtypeStruct((steps,), np.int32),
         }
+        if self._everywhere is None:
+            return found
+        return {name: one.update(sharding=self._everywhere) for name, one in found.items()}
 
 
 def build_stepped(servable: Servable, plan: StepPlan) -> Built:
     """Trace, lower and compile all cases into one executable.
 
     Raises:
-        SignatureError: if the servable is placed on several devices.
         CompileError, OutputError: as `compile_program`.
     """
-    if servable.placement is not None:
-        raise SignatureError(
-            f"sizes are data on one device only; model {servable.name!r} is placed on several: give it "
-            f"static programs"
-        )
     layout = Layout(servable, plan)
 
     def flat(leaves: Sequence[Any], inputs: Mapping[str, Any]) -> list[Any]:
@@ -156,6 +154,12 @@ def _branch(
             name: jax.lax.dynamic_slice(inputs[name], (place, 0), (1, math.prod(shape))).reshape(shape)
             for name, shape in layout.inputs[number].items()
         }
+        if servable.placement is not None:
+            split = servable.placement.of_input
+            given = {
+                name: jax.lax.with_sharding_constraint(one, split(name, one.shape))
+                for name, one in given.items()
+            }
         found, treedef = jax.tree.flatten(servable.run_flat(leaves, given))
         servable.outputs.check_program(found, treedef, case.rows, case.item_sizes)
         rows = []

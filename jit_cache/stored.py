@@ -10,6 +10,7 @@ import jax
 
 from ..bucketing import Bucket
 from .errors import FingerprintError
+from .placement import turn_of
 from .program import Built, Program, ProgramFacts, build, compile_program, facts_of
 from .servable import Servable
 from .step_program import SteppedProgram, compile_stepped
@@ -61,6 +62,8 @@ class StoredPrograms:
         return keys.get(bucket)
 
     def _maker(self, servable: Servable) -> Fingerprinter | None:
+        if servable.hosts is not None:  # a stored program is tried by one process alone, which cannot run it
+            return None
         try:
             return Fingerprinter(
                 servable.code,
@@ -89,7 +92,7 @@ class StoredPrograms:
             facts,
             used_leaves=loaded.facts[_USED_LEAVES],
             used_inputs=loaded.facts[_USED_INPUTS],
-            together=len(servable.devices or ()) > 1,
+            turn=turn_of(servable.devices),
             variant=servable.variant,
         )
 
@@ -113,6 +116,7 @@ class StoredPrograms:
             used_leaves=loaded.facts[_USED_LEAVES],
             used_inputs=loaded.facts[_USED_INPUTS],
             run_s={case: seconds for case, seconds in run_s.items() if seconds is not None},
+            turn=turn_of(servable.devices),
         )
 
     def _load(

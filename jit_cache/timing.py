@@ -52,7 +52,7 @@ def matrix_peak(dtype: Any = jnp.float32, *, device: jax.Device | None = None) -
         dtype: of both factors.
         device: where; None means the default device.
     """
-    where = device if device is not None else jax.devices()[0]
+    where = device if device is not None else jax.local_devices()[0]
     size = _SIZE.get(where.platform, _LARGE)
     left = jax.device_put(np.ones((size, size), dtype), where)
     product = jax.jit(jnp.matmul).lower(left, left).compile()

@@ -122,6 +122,7 @@ def warm_up(
     on_step: Callable[[WarmupStep], None] | None = None,
     stop: threading.Event | None = None,
     enough: Callable[[], bool] | None = None,
+    before: Callable[[], None] | None = None,
     compile_timeout_s: float = 900.0,
 ) -> WarmupReport:
     """Warm buckets in the given order.
@@ -134,6 +135,7 @@ def warm_up(
         on_step: called after each bucket.
         stop: ends the warm-up between two buckets once set.
         enough: asked before each bucket; ends the warm-up once true, as a budget does.
+        before: called before each bucket is made; may wait for a good moment.
         compile_timeout_s: most seconds to wait for one program.
 
     Returns:
@@ -152,6 +154,8 @@ def warm_up(
             # Nothing is compiled ahead: beside a compile a probe measures 2 to 13 times too long, and what
             # is believed to be slow is not run, so traffic would not correct it (experiments, "Simulated
             # against real"). A stop, or somebody's urgent bucket, need not wait for the whole grid either.
+            if before is not None:
+                before()
             error = _warm_one(bucket, cache.request(bucket), probe, report, compile_timeout_s)
         except (CancelledError, CompileError):  # the compile service was closed
             report.stopped = True

@@ -14,8 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Apart = Mapping[str, tuple[jax.Array, ...]]
-"""Kernels of each layer by the name of the linear map; empty if they are stacked."""
+from . import quantized
+from .quantized import Quantized
+
+Apart = Mapping[str, tuple[jax.Array, ...] | Quantized]
+"""Kernels of each layer by the name of the linear map, and int8 tables; empty if all are in the module."""
 
 # TF32 and bfloat16 passes, the defaults of GPUs and TPUs for float32, miss the reference by 1e-3.
 PRECISION = jax.lax.Precision.HIGHEST
@@ -42,23 +45,26 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
         layers: how many there are.
     """
     here: dict[str, Any] = {}
-    there: dict[str, tuple[jax.Array, ...]] = {}
+    there: dict[str, tuple[jax.Array, ...] | Quantized] = {}
     for name, leaves in params["layers"].items():
         kernel = leaves.get("kernel")
         here[name] = dict(leaves)
         if isinstance(kernel, tuple):
             here[name]["kernel"], there[name] = jnp.zeros((layers, 0)), kernel
-    return {**params, "layers": here}, there
+    tables = {name: leaf for name, leaf in params.items() if isinstance(leaf, Quantized)}
+    return {**params, "layers": here, **dict.fromkeys(tables, jnp.zeros((0, 0)))}, there | tables
 
 
-def product(kernels: tuple[jax.Array, ...], layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(kernels: tuple[jax.Array, ...] | Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
-        kernels: `(in, out)` of each layer.
+        kernels: `(in, out)` of each layer, or int8.
         layer: int32 scalar, which one.
         x: `(..., in)`.
     """
+    if isinstance(kernels, Quantized):
+        return quantized.product(kernels, layer, x)
     y: jax.Array = jax.lax.switch(layer, [functools.partial(_times, one) for one in kernels], x)
     return y
 

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (gives NumPy the name "bfloat16", by which safetensors asks for it)
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from .errors import CheckpointError, HubUnavailable, ModelNotFound, WeightsNotInstalled
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_PIECE_BYTES = 2 << 20
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 # What a loader here can use; a hub download leaves the rest (pickles, ONNX, other frameworks) out.
@@ -177,8 +179,21 @@ def read_float32(tensors: Mapping[str, TensorInfo], names: Iterable[str]) -> dic
     with ExitStack() as stack:
         files = {path: _opened(path, stack) for path in {tensors[name].file for name in names}}
         for name in names:
-            read[name] = np.asarray(files[tensors[name].file].get_tensor(name)).astype(np.float32, copy=False)
+            read[name] = _in_pieces(files[tensors[name].file].get_slice(name), tensors[name].shape)
     return read
+
+
+def _in_pieces(tensor: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Some rows at a time: a read holds the interpreter, and the model that is served meanwhile needs it."""
+    array = np.empty(shape, np.float32)
+    if not shape:  # a scalar has no rows
+        array[...] = tensor[...]
+        return array
+    rows = max(1, _PIECE_BYTES * shape[0] // max(1, array.nbytes))
+    for begin in range(0, shape[0], rows):
+        end = min(shape[0], begin + rows)
+        array[begin:end] = tensor[begin:end]
+    return array
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
 from .llama_config import LlamaConfig
+from .quantize import quantize
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,9 @@ class GenerativeModel:
         name: the name it was loaded by.
         step: `step(params, kv, *, ids, page_table, context_lengths, chunk_lengths)` to logits and pool, see
             `llama.step`; pure, not yet compiled.
+        mixed_step: chunks and single tokens in one step, see `llama.mixed_step`; None if there is none.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
-        params: nested dict of float32 NumPy arrays, see `apart`.
+        params: nested dict of NumPy arrays, float32 (see `apart`) or int8 (see `quantize`).
         kv_shapes: `kv_shapes(pages=, page_size=, dtype=float32)` to the shapes of a pool.
         limits: `tokens`, the longest sequence, prompt and continuation together.
         tokenizer: text to ids and back.
@@ -49,6 +51,7 @@ class GenerativeModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     kv_bytes_per_token: int
+    mixed_step: Callable[..., tuple[jax.Array, paged.Cache]] | None = None
     task: str = "generation"
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -66,13 +69,18 @@ def make(
     *,
     chat: ChatTemplate | None = None,
     left_out: tuple[str, ...] = (),
+    int8: bool = False,
 ) -> GenerativeModel:
-    """Join the parts of a model; `params` is a tree as `llama.init` gives it."""
+    """Join the parts of a model; `params` is a tree as `llama.init` gives it, `int8` rounds a copy of it."""
+    facts = _facts(config, left_out, chat is not None) | {"weights": "int8" if int8 else "float32"}
+    if int8:
+        config, params = quantize(config, params)
     return GenerativeModel(
         name=name,
         step=functools.partial(llama.step, config),
+        mixed_step=functools.partial(llama.mixed_step, config),
         forward=functools.partial(llama.forward, config),
-        params=apart(params),
+        params=params if int8 else apart(params),
         kv_shapes=functools.partial(paged.shapes, config.num_layers, config.num_kv_heads, config.head_size),
         limits={"tokens": config.max_tokens},
         tokenizer=tokenizer,
@@ -80,12 +88,12 @@ def make(
         eos_ids=config.eos_ids,
         vocab_size=config.vocab_size,
         kv_bytes_per_token=2 * 4 * config.num_layers * config.num_kv_heads * config.head_size,
-        config=_facts(config, left_out, chat is not None),
+        config=facts,
     )
 
 
-def from_gguf(name: str, path: Path, max_tokens: int | None = None) -> GenerativeModel:
-    """Load a GGUF file, dequantised to float32.
+def from_gguf(name: str, path: Path, max_tokens: int | None = None, *, int8: bool = False) -> GenerativeModel:
+    """Load a GGUF file, dequantised to float32, or from there to int8.
 
     Raises:
         ModelNotFound: no such file.
@@ -103,11 +111,13 @@ def from_gguf(name: str, path: Path, max_tokens: int | None = None) -> Generativ
     }
     params, left_out = llama_gguf.params(file, config)
     chat = ChatTemplate(source, **marks) if source else None
-    return make(name, config, params, tokenizer, chat=chat, left_out=left_out)
+    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, int8=int8)
 
 
-def from_folder(name: str, folder: Path, max_tokens: int | None = None) -> GenerativeModel:
-    """Load a Hugging Face folder of a Llama-family decoder.
+def from_folder(
+    name: str, folder: Path, max_tokens: int | None = None, *, int8: bool = False
+) -> GenerativeModel:
+    """Load a Hugging Face folder of a Llama-family decoder, in float32 or int8.
 
     Raises:
         UnsupportedModel: the configuration asks for something that is not computed here.
@@ -124,7 +134,8 @@ def from_folder(name: str, folder: Path, max_tokens: int | None = None) -> Gener
     names, left_out = llama_weights.match(config, {key: info.shape for key, info in tensors.items()})
     read = checkpoint.read_float32(tensors, names.values())
     params = llama_weights.assemble(config, {plain: read[key] for plain, key in names.items()})
-    return make(name, config, params, tokenizer, chat=_folder_chat(folder), left_out=left_out)
+    chat = _folder_chat(folder)
+    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, int8=int8)
 
 
 def _limited(config: LlamaConfig, asked: int | None) -> LlamaConfig:

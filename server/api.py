@@ -8,7 +8,7 @@ from typing import Any, Self
 import jax
 
 from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
-from ..jit_cache.replicas import Replicas
+from ..jit_cache.replicas import Replicas, devices_each
 from ..jit_cache.store import Store
 from .batching.admission import QueueLimits, check_window
 from .batching.batch import BatchRecord
@@ -45,6 +45,8 @@ class Server(Life):
     Args:
         servables: what to serve; names are distinct.
         max_wait_s: most seconds that an idle device waits for a batch to fill.
+        wait: ``"fixed"``: an idle device always waits that long; ``"adaptive"``: only as long as the costs of
+            runs and the arrivals of late say that it pays.
         max_age_s: a row that waited so long goes before every younger one, whatever the priorities.
         priority_weights: shares of the device's time by priority, such as ``{1: 8, 5: 2}``; those not named
             have 1. None for strict order.
@@ -60,7 +62,8 @@ class Server(Life):
             server's own path is kept from compiling.
         depth: batches in flight on each device; by default 1 on a CPU, 2 elsewhere.
         devices: where the models are copied to; one queue feeds them all, and one that fails is left out.
-            None for the default device, or those that a servable is placed on.
+            A servable that is placed on a mesh takes as many for each copy. None for the default device,
+            or those that a servable is placed on.
         on_progress: called with the model's name and each warm-up step, in the warm-up thread.
         on_batch: called with each batch's record, in the device thread.
         on_fault: called with each fault of the device, in the device thread.
@@ -79,6 +82,7 @@ class Server(Life):
         self,
         *servables: Servable,
         max_wait_s: float = 0.0,
+        wait: str = "fixed",
         max_age_s: float = 1.0,
         priority_weights: Mapping[int, float] | None = None,
         queue: QueueLimits | None = None,
@@ -111,10 +115,17 @@ class Server(Life):
             )
         for servable in servables:
             check_window(limits, servable.grid.max_rows, max_wait_s)
-        policy = Policy(max_wait_s=max_wait_s, max_age_s=max_age_s, weights=priority_weights)
+        policy = Policy(
+            max_wait_s=max_wait_s,
+            wait=wait,
+            max_age_s=max_age_s,
+            weights=priority_weights,
+            fair=limits.fair,
+        )
         self.options: Mapping[str, Any] = MappingProxyType(
             {
                 "max_wait_ms": max_wait_s * 1e3,
+                "wait": wait,
                 "max_age_s": max_age_s,
                 "priorities": written_weights(priority_weights),
                 "max_request_rows": max_request_rows,
@@ -132,10 +143,8 @@ class Server(Life):
         make: Compile = compile_program if stored is None else stored
         count = 1
         if devices is not None:
-            make = replicas = Replicas(devices, make)
-            count = len(devices)
-            for servable in servables:
-                replicas.check(servable)
+            make = replicas = Replicas(devices, make, devices_each(servables))
+            count = len(replicas.places)
         self._dispatcher = Dispatcher(self._clock, limits, stall_s=stall_s, faults=faults, devices=count)
         shared = Shared(
             dispatcher=self._dispatcher,

@@ -20,6 +20,8 @@ class HttpConfig(BaseModel):
         tokenize_pending_chars: most characters that wait for or are in tokenizing in worker threads.
         client_header: header that names a client for fairness, such as `x-forwarded-for` behind a proxy that
             sets it; None takes the peer's address. An API key comes before both.
+        most_lag_s: a request that the event loop could begin only after so many seconds is refused unread; a
+            fifth of what callers allow lately, where that is less.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,6 +31,7 @@ class HttpConfig(BaseModel):
     tokenize_inline_chars: int = Field(default=20_000, ge=0)
     tokenize_pending_chars: int = Field(default=10_000_000, gt=0)
     client_header: str | None = Field(default=None, min_length=1)
+    most_lag_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 class GrpcConfig(BaseModel):
@@ -40,6 +43,7 @@ class GrpcConfig(BaseModel):
             metrics and details do not see that one.
         retry_after_s: seconds of advice to retry while the server is starting or draining.
         health_watch_s: seconds between two looks at readiness for a client that watches health.
+        most_lag_s: as of HTTP.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,6 +51,7 @@ class GrpcConfig(BaseModel):
     max_message_bytes: int = Field(default=64 << 20, gt=0, lt=1 << 30)
     retry_after_s: float = Field(default=2.0, gt=0)
     health_watch_s: float = Field(default=0.5, gt=0)
+    most_lag_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
 
 class QueueConfig(BaseModel):
@@ -58,6 +63,8 @@ class QueueConfig(BaseModel):
         bytes: most bytes of inputs waiting; None for no bound.
         client_rows: most rows of one client waiting, known by its API key, by `http.client_header`, or else
             by its address; None for no bound.
+        fair: whether clients take turns inside a priority, so that one that floods the queue delays no other
+            by more than about a batch.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,6 +73,7 @@ class QueueConfig(BaseModel):
     elements: int | None = Field(default=None, gt=0)
     bytes: int | None = Field(default=None, gt=0)
     client_rows: int | None = Field(default=None, gt=0)
+    fair: bool = False
 
 
 class GenerationConfig(BaseModel):
@@ -125,10 +133,11 @@ class ModelConfig(BaseModel):
         max_elements: most elements (rows x tokens) of a bucket; None for no bound.
         layout: `padded`: each text a row of its own; `packed`: texts share rows, which wastes less, where the
             model can tell them apart. None means `packed` for the text models that we know, unless scheme,
-            max_batch, sizes, refit or replicas say something about rows of their own.
+            max_batch, sizes or refit say something about rows of their own.
         max_segments: most texts in one packed row; None means 16.
         sizes: `static`: a program for each bucket; `switched`: one program that holds all buckets; `tuned`:
             both, and each bucket runs by the faster. None means `static`.
+        quantize: `int8` for weights in eight bits, of a text model that generates; None means `float32`.
         generation: of a model that generates text.
     """
 
@@ -143,6 +152,7 @@ class ModelConfig(BaseModel):
     layout: Literal["padded", "packed"] | None = None
     max_segments: int | None = Field(default=None, gt=0)
     sizes: Literal["static", "switched", "tuned"] | None = None
+    quantize: Literal["int8"] | None = None
     generation: GenerationConfig = GenerationConfig()
 
 
@@ -156,12 +166,15 @@ class ServeConfig(ModelConfig, ProgramsConfig):
         host: address to listen on.
         port: TCP port; 0 lets the system choose.
         max_wait_ms: how long an idle device may wait for more rows.
+        wait: `fixed`: an idle device always waits that long; `adaptive`: only as long as it is predicted to
+            pay.
         priorities: `strict`: a request of a lower number always goes first; or weights by number such as
             `1=8,5=2,9=1`: under full load each gets its share of the device's time (1 if not named).
         max_age_s: a request that waited so long goes before every younger one, whatever the priorities.
         max_request_rows: most rows in one request.
         timeout_s: most seconds that a request may take; a caller may ask for less. None for no bound.
-        replicas: on how many devices the models are copied, all fed by one queue; 0 takes all there are.
+        replicas: how many copies of the models there are, each on a device (or a mesh) of its own, all fed by
+            one queue; 0 takes all devices.
         stall_s: a device that finishes nothing for so long is taken for hung.
         ready_when: `grid`: ready once every program is warm; `coverage`: once the one that holds all is.
         queue: bounds on what may wait.
@@ -191,6 +204,7 @@ class ServeConfig(ModelConfig, ProgramsConfig):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     max_wait_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    wait: Literal["fixed", "adaptive"] = "fixed"
     priorities: str = "strict"
     max_age_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     max_request_rows: int = Field(default=2048, gt=0)
@@ -233,6 +247,11 @@ class ServeConfig(ModelConfig, ProgramsConfig):
         if (self.tls_cert is None) != (self.tls_key is None):
             given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
             raise ValueError(f"TLS needs tls_cert and tls_key; got {given} alone: set {missing} too")
+        if self.wait == "adaptive" and not self.max_wait_ms:
+            raise ValueError(
+                "wait = 'adaptive' needs a bound; got max_wait_ms 0: set it to the most that one request may "
+                "wait for others"
+            )
         if self.max_request_rows > self.queue.rows:
             raise ValueError(
                 f"max_request_rows is at most the {self.queue.rows} of queue.rows; got "

@@ -1,10 +1,11 @@
 """What the server counts, as Prometheus metrics in a registry of its own."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from .events import Events
@@ -19,6 +20,20 @@ _LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
+class _Ready:
+    """A gauge for each model that is known when the metrics are read."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The samples."""
+        found = GaugeMetricFamily("servax_model_ready", "1 while the model can answer.", labels=["model"])
+        for name, ready in self._metrics.ready_of().items():
+            found.add_metric([name], float(ready))
+        yield found
+
+
 class Metrics:
     """Counters, histograms and gauges of one server.
 
@@ -28,6 +43,7 @@ class Metrics:
     Attributes:
         recent: the same counts for the live page.
         events: what happened to programs.
+        ready_of: asked for the models and whether each can answer, whenever the metrics are read.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -51,7 +67,8 @@ class Metrics:
         self._shed = Counter(
             "servax_shed",
             "Requests refused for want of room: rows, elements or bytes of the queue, client (its share), "
-            "deadline (the answer would come too late), displaced (by a more urgent one), memory.",
+            "deadline (the answer would come too late), displaced (by a more urgent one), lag (of the event "
+            "loop), memory.",
             ["model", "cause"],
             registry=registry,
         )
@@ -105,6 +122,8 @@ class Metrics:
         self._pages = Gauge(
             "servax_free_pages", "Pages of the KV pool that texts can take.", ["model"], registry=registry
         )
+        self.ready_of: Callable[[], Mapping[str, bool]] = dict
+        registry.register(_Ready(self))
         for phase in ("warmup", "request"):
             self._compiles.labels(phase)
 
@@ -179,6 +198,12 @@ class Metrics:
         """Counts one request that was refused for want of room, by what ran out."""
         self._shed.labels(model, cause).inc()
 
+    def unread(self, count: int) -> None:
+        """Counts requests that were refused unread, since the event loop was behind."""
+        self._requests.labels("", "unread", "error", "overloaded").inc(count)
+        self._shed.labels("", "lag").inc(count)
+        self.recent.reply(time.monotonic(), 0.0, good=False, count=count)
+
     def cut(self, model: str, inputs: int) -> None:
         """Counts inputs that were cut at the caller's wish."""
         if inputs:
@@ -240,7 +265,9 @@ class Metrics:
 
     def step_record(self, model: str, record: "StepRecord") -> None:
         """Counts one launch of a language model; give it, with a name, to `GenerationServer(on_step=)`."""
-        program = f"{record.kind} {record.rows}x{record.computed // record.rows}"
+        mixed, rows = record.kind == "mixed", record.rows
+        size = f"+{record.computed - rows}" if mixed else f"x{record.computed // rows}"
+        program = f"{record.kind} {rows}{size}"
         self.batch(model, program, record.real, record.tokens, record.computed, record.seconds, reason="step")
         self.recent.batch(
             time.monotonic(),

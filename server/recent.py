@@ -64,15 +64,15 @@ class Recent:
         self._seconds: deque[_Second] = deque(maxlen=SECONDS)
         self._buckets: dict[tuple[str, str], BucketTotals] = {}
 
-    def reply(self, now_s: float, seconds: float, *, good: bool) -> None:
-        """One answer went out after so many seconds."""
+    def reply(self, now_s: float, seconds: float, *, good: bool, count: int = 1) -> None:
+        """An answer, or so many alike, went out after so many seconds."""
         ratio = max(seconds, _FIRST_S) / _FIRST_S
         step = min(int(math.log2(ratio) / _STEP), _STEPS)
         with self._lock:
             second = self._at(now_s)
-            second.replies += 1
-            second.errors += not good
-            second.steps[step] = second.steps.get(step, 0) + 1
+            second.replies += count
+            second.errors += 0 if good else count
+            second.steps[step] = second.steps.get(step, 0) + count
 
     def batch(
         self,

@@ -1,4 +1,4 @@
-"""servax as a worker of the workload `offline`: the grid of `servax serve minilm`, texts sorted by length."""
+"""servax as a worker of the workload `offline`: packed as by `servax serve minilm`, texts as they come."""
 
 import json
 import sys
@@ -17,15 +17,12 @@ def main(texts_file: str, vectors_file: str) -> None:
     from ...server.config import ModelConfig
 
     texts = json.loads(Path(texts_file).read_text())
-    with Server(resolve(ModelConfig(model="minilm")).servable) as server:
+    with Server(resolve(ModelConfig(model="minilm", layout="packed")).servable) as server:
 
         def embed() -> tuple[np.ndarray, int]:
             ids = token_ids(texts)
-            order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-            answers = server.map([{"ids": ids[i]} for i in order])
-            vectors = np.empty((len(ids), answers[0]["embedding"].shape[0]), np.float32)
-            vectors[order] = [one["embedding"] for one in answers]
-            return vectors, sum(map(len, ids))
+            answers = server.map([{"ids": one} for one in ids])
+            return np.array([one["embedding"] for one in answers], np.float32), sum(map(len, ids))
 
         vectors, tokens = embed()
         np.save(vectors_file, vectors)

@@ -137,7 +137,7 @@ class Fingerprinter:
         params: pytree of its parameters, arrays or `jax.ShapeDtypeStruct`; only shapes, dtypes and
             structure count.
         config: anything else that decides the program, such as a model's configuration.
-        devices: those it runs on, in the mesh's order; default: the first one.
+        devices: those it runs on, in the mesh's order; default: the first one of this process.
         shardings: pytree of the shardings of parameters and inputs, if any are given.
         donated: names of donated inputs.
         options: compiler options, by name.
@@ -157,7 +157,7 @@ class Fingerprinter:
         donated: Sequence[str] = (),
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self.devices = tuple(devices) if devices is not None else (jax.devices()[0],)
+        self.devices = tuple(devices) if devices is not None else (jax.local_devices()[0],)
         digest = digest_of(code)
         leaves, tree = jax.tree.flatten(params)
         self._notes = digest.units

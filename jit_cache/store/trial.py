@@ -48,6 +48,8 @@ def run_trial(payload: bytes, *, timeout_s: float = _TIMEOUT_S) -> TrialResult:
         return TrialResult(True, "no trial: this process has no Python interpreter to start", False)
     if jax.default_backend() not in ("cpu", "gpu"):
         return TrialResult(True, "no trial: this process holds the device alone", False)
+    if jax.process_count() > 1:
+        return TrialResult(True, "no trial: a child process has devices of other numbers", False)
     settings = {
         name: getattr(jax.config, name, None)
         for name in ("jax_platforms", "jax_num_cpu_devices", "jax_enable_x64")

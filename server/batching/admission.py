@@ -16,12 +16,14 @@ class QueueLimits:
         bytes: most bytes of the inputs of requests that have a row waiting; None for no bound.
         client_rows: most rows of one client waiting for a launch, so that one that floods the queue leaves
             room for others; None for no bound.
+        fair: whether clients take turns, each priority by itself; those that name no client share one turn.
     """
 
     rows: int = 4096
     elements: int | None = None
     bytes: int | None = None
     client_rows: int | None = None
+    fair: bool = False
 
     def __post_init__(self) -> None:
         given = [one for one in (self.elements, self.bytes, self.client_rows) if one is not None]

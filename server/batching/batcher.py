@@ -11,10 +11,14 @@ from dataclasses import dataclass
 
 from ...bucketing import Bucket, CostModel, Planner, Run
 from ..errors import ConfigError
+from .adaptive import AdaptiveWait, RowCosts
 from .line import Line
 from .pins import pinned_rows
 from .request import Request, Row
 from .shares import check_weights
+
+# Batches planned at once where clients take turns; two cost up to 10 % of device time, four 2 %.
+_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +27,35 @@ class Policy:
 
     Attributes:
         max_wait_s: most seconds that an idle device waits for a batch to fill; 0 launches at once.
+        wait: ``"fixed"`` always waits that long, from the arrival of a row; ``"adaptive"`` only as long as
+            that is predicted to pay, from when the device was free.
         max_age_s: after this many seconds a row goes before every younger one, whatever the priorities.
         window: how many of the first rows are planned together; at least the largest batch.
         weights: shares of the device's time by priority, such as ``{1: 8, 5: 2}``; those not named have 1.
             None for strict order: a lower number always goes first, but for the age bound.
+        fair: whether clients of one priority take turns.
     """
 
     max_wait_s: float = 0.0
+    wait: str = "fixed"
     max_age_s: float = 1.0
     window: int = 256
     weights: Mapping[int, float] | None = None
+    fair: bool = False
 
     def __post_init__(self) -> None:
         check_weights(self.weights or {})
+        if self.wait not in ("fixed", "adaptive"):
+            raise ConfigError(f"wait is 'fixed' or 'adaptive'; got {self.wait!r}: name one of them")
         if not (0 <= self.max_wait_s < math.inf and 0 < self.max_age_s < math.inf and self.window >= 1):
             raise ConfigError(
                 f"waits are finite seconds from 0 up, the age bound is above 0, the window at least 1; got "
                 f"{self}"
+            )
+        if self.wait == "adaptive" and not self.max_wait_s:
+            raise ConfigError(
+                "an adaptive wait needs a bound above 0; got max_wait_ms 0: set it to the most that one "
+                "request may wait for others"
             )
 
 
@@ -51,7 +67,8 @@ class Launch:
         bucket: where they run.
         rows: at most ``bucket.rows`` rows, each of which the bucket holds.
         reason: ``full`` (waiting could not make it better), ``window`` (a row waited its time),
-            ``deadline`` (a row could wait no longer) or ``idle`` (the device was free).
+            ``deadline`` (a row could wait no longer) or ``idle`` (the device was free, and no wait was wanted
+            or worth more).
     """
 
     bucket: Bucket
@@ -69,7 +86,10 @@ class Batcher:
         self.policy = policy if policy is not None else Policy()
         self.planner: Planner | None = None
         self.cost = cost
-        self._line = Line(self.policy.max_age_s, self.policy.weights)
+        self._line = Line(self.policy.max_age_s, self.policy.weights, fair=self.policy.fair)
+        adaptive = self.policy.wait == "adaptive"
+        self._wait = AdaptiveWait(self.policy.max_wait_s) if adaptive else None
+        self._row_costs = RowCosts(cost)
         self._ahead: deque[tuple[Planner, Launch]] = deque()
         self._known: tuple[Planner | None, int] = (None, 0)
         self._best: dict[Bucket, bool] = {}
@@ -79,6 +99,8 @@ class Batcher:
     def add(self, request: Request) -> None:
         """Let all rows of a request wait."""
         self._pins |= request.pin is not None
+        if self._wait is not None:
+            self._wait.came(request.arrived_s, request.sizes)
         self._line.add(request)
 
     def forget(self, rows: int) -> None:
@@ -106,7 +128,8 @@ class Batcher:
         launch = self._take_ahead(now_s)
         if launch is not None:
             return launch
-        window = self._line.front(now_s, self._most(self.planner))
+        most = self._most(self.planner)
+        window = self._line.front(now_s, most, min(most, _BATCHES * self.planner.grid.max_rows))
         if not window:
             return math.inf
         if self._pins:
@@ -115,12 +138,14 @@ class Batcher:
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
             window = [row for row in window if row.request.pin is None]
+        if self._wait is not None:
+            self._wait.asked(now_s, len(window))
         soonest_s = math.inf
         runs = self._plan(window, self.planner)
         if any(self._hopes_too_much(run, window, now_s) for run in runs):
             runs = self._plan(window, self._without_hope(self.planner))
         for place, run in enumerate(runs):
-            launch, start_s = self._prepare(run, window, self.planner, now_s)
+            launch, start_s = self._prepare(run, window, self.planner, now_s, alone=len(runs) == 1)
             if start_s <= now_s:
                 if place == 0:
                     self._look_ahead(runs, window, self.planner, now_s)
@@ -150,18 +175,28 @@ class Batcher:
             self._honest = known, planner.with_cost(self.cost.seconds)
         return self._honest[1]
 
-    def _prepare(self, run: Run, window: list[Row], planner: Planner, now_s: float) -> tuple[Launch, float]:
-        """A planned run as a launch, and from when on it may start."""
+    def _prepare(
+        self, run: Run, window: list[Row], planner: Planner, now_s: float, *, alone: bool = False
+    ) -> tuple[Launch, float]:
+        """A planned run as a launch, and from when on it may start; `alone` if no other is planned."""
         rows = tuple([window[index] for index in run.rows])
         if planner.full(run.bucket, [row.sizes for row in rows]) and self._best_full(run.bucket, planner):
             return Launch(run.bucket, rows, "full"), now_s
         if self.policy.max_wait_s == 0:
             return Launch(run.bucket, rows, "idle"), now_s
-        window_s = min(row.request.arrived_s for row in rows) + self.policy.max_wait_s
+        begin_s = min(row.request.arrived_s for row in rows)
+        window_s = (
+            begin_s if self._wait is None else max(begin_s, self._wait.idle_s)
+        ) + self.policy.max_wait_s
         latest_s = min(row.request.deadline_s for row in rows) - self.cost.seconds(run.bucket)
-        if latest_s < window_s:
-            return Launch(run.bucket, rows, "deadline"), latest_s
-        return Launch(run.bucket, rows, "window"), window_s
+        reason, start_s = ("deadline", latest_s) if latest_s < window_s else ("window", window_s)
+        if self._wait is not None and start_s > now_s:
+            # Beside another run the device does not idle: the first starts, and rows gather meanwhile.
+            costs = self._row_costs.of(rows, self._wait.recent, planner) if alone else None
+            until_s = now_s if costs is None else self._wait.until_s(len(rows), costs, start_s)
+            if until_s < start_s:
+                return Launch(run.bucket, rows, "idle"), until_s
+        return Launch(run.bucket, rows, reason), start_s
 
     def _oldest_first(
         self, launch: Launch, run: Run, window: list[Row], planner: Planner, now_s: float
@@ -232,5 +267,7 @@ class Batcher:
     def _taken(self, launch: Launch) -> Launch:
         for row in launch.rows:
             row.taken = True
+        if self._wait is not None:
+            self._wait.launched()
         self._line.charge(launch.rows, self.cost.seconds(launch.bucket))
         return launch

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...jit_cache import REQUEST, compile_log
+from ...jit_cache import REQUEST, SealedError, compile_log
 from ...jit_cache.replicas import on_replica
 from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
@@ -170,7 +170,6 @@ class DeviceLoop:
                 waiting, running = job.model.own_load()
                 if not waiting and not running:
                     self._crew.retiring.remove(job)
-                    job.model.unload()
                     job.done.set_result(None)
 
     @property
@@ -181,12 +180,10 @@ class DeviceLoop:
     def _joined(self, work: Work) -> list[Launch]:
         """A launch with those that may share its call: the next ones, as long as they are short."""
         launches = [work.launch]
-        if self._crew.size > 1:  # replicas run static programs
-            return launches
         model = self._models[work.lane]
         left_s = _JOIN_S - model.cost.seconds(work.launch.bucket)
         for _ in range(model.most_steps(work.launch.bucket) - 1):
-            if left_s <= 0:
+            if left_s <= 0 or self._dispatcher.devices.others_free(self._index):
                 break
             more = self._held = self._dispatcher.take(block=False, device=self._index)
             if not (isinstance(more, Work) and more.lane == work.lane):
@@ -203,6 +200,11 @@ class DeviceLoop:
         try:
             batches = Batch.together(model, launches, now_s)
         except Exception as error:
+            if len(launches) > 1 and isinstance(error, SealedError):
+                # Another device's thread put another grid in place; some of them may still be in it.
+                for one in launches:
+                    self._launch(model, [one])
+                return
             for one in launches:
                 self.recovery.recover(model, one.bucket, one.rows, one.reason, error)
             return
@@ -259,9 +261,11 @@ class DeviceLoop:
             # Known from an earlier start: a short program runs once, so that no request is its first; one
             # that takes long hides what a first run costs.
             if known_s is None or known_s < _SHORT_RUN_S:
-                seconds = self._time(probe) if known_s is not None else self._least(probe)
-            if known_s is not None:
-                seconds = known_s
+                probe.times.append(self._time(probe))
+            if known_s is None and _time_again(probe.times):
+                self._dispatcher.post(probe)  # a batch that waits goes between
+                return
+            seconds = known_s if known_s is not None else min(probe.times)
             self._warm_others(probe)
             with self._crew.turn:
                 if probe.purpose == "open":
@@ -295,17 +299,15 @@ class DeviceLoop:
         finally:
             self._done()
 
-    def _least(self, probe: Probe) -> float:
-        """Seconds of the shortest of a few runs: the first pays for buffers, and any may be disturbed."""
-        times = [self._time(probe)]
-        while len(times) < _PROBES and sum(times) < 2 * _SHORT_RUN_S:
-            times.append(self._time(probe))
-        return min(times)
-
     def _time(self, probe: Probe) -> float:
         begin_s = self._clock.now()
         Batch(probe.model, probe.program.bucket, (), "probe", begin_s, program=probe.program).fetch()
         return self._clock.now() - begin_s
+
+
+def _time_again(times: Sequence[float]) -> bool:
+    """Whether a program runs once more; the first run pays for buffers, and any may be disturbed."""
+    return len(times) < _PROBES and sum(times) < 2 * _SHORT_RUN_S
 
 
 def _unavailable(cause: BaseException) -> Unavailable:

@@ -22,6 +22,7 @@ class Device:
         cond: what its thread sleeps on.
         sleeps: whether it does.
         holds: rows that were launched on it and have not landed.
+        did_job: whether it took a job last, no rows.
     """
 
     def __init__(self, stall_s: float, policy: FaultPolicy, lock: threading.Lock) -> None:
@@ -30,6 +31,7 @@ class Device:
         self.cond = threading.Condition(lock)
         self.sleeps = False
         self.holds: set[Row] = set()
+        self.did_job = False
 
     @property
     def able(self) -> bool:
@@ -40,6 +42,7 @@ class Device:
         """Its thread took work."""
         self.stall.device_took(now_s)
         self.holds.update(rows)
+        self.did_job = not rows
 
     def landed(self, now_s: float, rows: Sequence[Row]) -> bool:
         """Its thread finished something, or gave it away; whether it was taken for hung until now."""
@@ -67,6 +70,10 @@ class Devices:
     def able(self) -> int:
         """How many of them are expected to answer."""
         return sum([one.able for one in self.each])
+
+    def others_free(self, index: int) -> bool:
+        """Whether a device beside this one could take work at once; a moment's look, without the lock."""
+        return any(not one.holds and one.able for place, one in enumerate(self.each) if place != index)
 
     def none_able(self) -> bool:
         """Whether no device is."""

@@ -34,6 +34,8 @@ from .work import Job, Rerun, Trial, Work
 
 __all__ = ["Dispatcher", "Job", "MakeError", "Work"]
 
+_LULL_S = 0.025
+
 
 class Dispatcher(Failover):
     """Requests of several models that share one device, or several of which each can run all of them.
@@ -66,7 +68,7 @@ class Dispatcher(Failover):
         self._ledger = Ledger(limits)
         self._deadlines = Deadlines()
         self._forecast = Forecast()
-        self._shares = limits.client_rows is not None
+        self._shares = limits.client_rows is not None or limits.fair
         self.trace_of_call: Callable[[], Any] | None = None
         self._jobs: deque[Job] = deque()
         self._lock = threading.Lock()
@@ -127,7 +129,7 @@ class Dispatcher(Failover):
                 raise self._devices.error()
             # If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good.
             if self._ledger.load.rows:
-                self._forecast.check(request, self._ledger.ahead)
+                self._forecast.check(request, self._ledger.ahead, self._ledger.share(request))
             victims = self._ledger.admit(
                 request,
                 lambda: self._less_urgent(request.priority),
@@ -157,7 +159,7 @@ class Dispatcher(Failover):
             return True
 
     def post(self, job: Job) -> None:
-        """Hand a device thread a job; it goes first.
+        """Hand a device thread a job; it goes first, but lets a batch that waits go after another job.
 
         Raises:
             Closed: if nothing more will run.
@@ -192,10 +194,12 @@ class Dispatcher(Failover):
     def _choose(self, now_s: float, device: Device) -> tuple[Work | Job | None, float]:
         """What runs next, or when to ask again."""
         breaker = device.breaker
-        for job in self._jobs:
-            if not (breaker.shut_out and isinstance(job, Rerun)):
-                self._jobs.remove(job)
-                return job, now_s
+        job = next((one for one in self._jobs if not (breaker.shut_out and isinstance(one, Rerun))), None)
+        # A new version comes with many jobs, one after another: those who wait go between.
+        yields = device.did_job and not (breaker.shut_out or isinstance(job, Rerun))
+        if job is not None and not yields:
+            self._jobs.remove(job)
+            return job, now_s
         if breaker.shut_out:
             return (Trial(), now_s) if breaker.try_now(now_s) else (None, breaker.next_s())
         until_s = math.inf
@@ -212,7 +216,9 @@ class Dispatcher(Failover):
                     self._devices.wake()
                 return Work(lane, answer), now_s
             until_s = min(until_s, answer)
-        return None, until_s
+        if job is not None:
+            self._jobs.remove(job)
+        return job, until_s
 
     def finish(self, rows: Sequence[Row], outputs: Sequence[list[np.ndarray]], device: int = 0) -> None:
         """Report the outputs of launched rows, in the same order; of a job, nothing and nothing."""
@@ -294,6 +300,12 @@ class Dispatcher(Failover):
             while not (self._ledger.idle or self._closed) and self._clock.now() < until_s:
                 self._clock.wait(self._idle_cond, until_s)
             return self._ledger.idle
+
+    def wait_lull(self) -> None:
+        """Sleep until the last row lands, 25 ms at most: then work beside requests meets the fewest."""
+        with self._lock:
+            if not self._closed:
+                self._idle_cond.wait(_LULL_S)  # real time: it is the host that is spared
 
     def close(self, make_error: MakeError | None = None) -> None:
         """Fail whatever is left and let both threads end; again: does nothing.

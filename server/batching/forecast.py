@@ -75,8 +75,13 @@ class Forecast:
         """The caller of a request left before its answer came."""
         self.patience.left(now_s - request.arrived_s, self._least_s(request.lane))
 
-    def check(self, request: Request, ahead: Sequence[Sequence[int]]) -> None:
+    def check(self, request: Request, ahead: Sequence[Sequence[int]], share: float = 1.0) -> None:
         """Refuse a request, as it arrives, that would be answered after its deadline or its caller's leaving.
+
+        Args:
+            request: the newcomer.
+            ahead: what waits.
+            share: of what waits in its own priority, the part that goes before it.
 
         Raises:
             Overloaded: with the time in which what waits will be through.
@@ -85,7 +90,7 @@ class Forecast:
         if request.deadline_s == math.inf and bound_s == math.inf:
             return
         now_s = request.arrived_s
-        wait_s = self.answer_s(request.lane, request.priority, ahead, now_s)
+        wait_s = self.answer_s(request.lane, request.priority, ahead, now_s, share)
         # A busy event loop took as long to read the request as it will take to hand the answer over.
         bound_s = max(bound_s, self._least_s(request.lane))
         slack_s = min(request.deadline_s - now_s, bound_s) - 2 * request.sink.lag_s
@@ -101,7 +106,9 @@ class Forecast:
         )
         return min(max(total_s, _LEAST_S), _MOST_S)
 
-    def answer_s(self, lane: int, priority: int, ahead: Sequence[Sequence[int]], now_s: float) -> float:
+    def answer_s(
+        self, lane: int, priority: int, ahead: Sequence[Sequence[int]], now_s: float, share: float = 1.0
+    ) -> float:
         """Seconds in which a newcomer is safely answered; 0 if nothing of its lane was launched yet.
 
         Before it goes what is at least as urgent in its lane (or, with weights, what its own priority has,
@@ -110,7 +117,7 @@ class Forecast:
         """
         if not self._elements[lane]:
             return 0.0
-        own_s = self._pace(lane) * self._before(self._weights[lane], priority, ahead[lane])
+        own_s = self._pace(lane) * self._before(self._weights[lane], priority, ahead[lane], share)
         others_s = sum(
             min(own_s, self._pace(other) * sum(waiting))
             for other, waiting in enumerate(ahead)
@@ -118,12 +125,15 @@ class Forecast:
         )
         return _MARGIN * (self._running_s(now_s) + own_s + others_s + self._batch_s[lane] * self._drag)
 
-    def _before(self, weights: Mapping[int, float] | None, priority: int, ahead: Sequence[int]) -> float:
+    def _before(
+        self, weights: Mapping[int, float] | None, priority: int, ahead: Sequence[int], share: float
+    ) -> float:
+        mine = share * ahead[priority]
         if weights is None:
-            return sum(ahead[: priority + 1])
-        each = ahead[priority] / weights.get(priority, 1.0)
+            return sum(ahead[:priority]) + mine
+        each = mine / weights.get(priority, 1.0)
         return sum(
-            waiting if other == priority else min(waiting, each * weights.get(other, 1.0))
+            mine if other == priority else min(waiting, each * weights.get(other, 1.0))
             for other, waiting in enumerate(ahead)
         )
 

@@ -1,7 +1,7 @@
 """What a device thread does beside batches: time a program, change a grid, let a model go."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...bucketing import Grid
 from ...jit_cache import Program
@@ -20,12 +20,14 @@ class Probe:
         seconds: how long that took.
         purpose: ``open`` has the model plan with the bucket from now on, ``replace`` has it run this program
             instead of the one it runs there, ``trial`` changes nothing.
+        times: seconds of its runs so far; the shortest counts.
     """
 
     model: Model
     program: Program
     seconds: "Future[float]"
     purpose: str = "open"
+    times: list[float] = field(default_factory=list)
 
     def fail(self, error: Exception) -> None:
         """It will not be run."""
@@ -47,7 +49,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """A model that gave way; let it go once the last of its requests has landed."""
+    """A model that gave way; told once the last of its requests has landed."""
 
     model: Model
     done: "Future[None]"

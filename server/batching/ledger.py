@@ -102,6 +102,17 @@ class Ledger:
         rows = client_rows if request.client else -request.waiting_rows
         admit(self._limits, load, request, client_rows=rows, retry_after_s=retry_after_s)
 
+    def share(self, request: Request) -> float:
+        """Of the rows that wait in a newcomer's priority, the part that goes before it.
+
+        Where clients take turns it waits for what its own client has before it, and as much of each other.
+        An estimate: rows of all models and priorities are counted together.
+        """
+        if not (self._limits.fair and request.client and self.load.rows):
+            return 1.0
+        own = self.clients[request.client] + request.waiting_rows
+        return min(1.0, own * (len(self.clients) + 1) / self.load.rows)
+
     def launch(self, lane: int, rows: Sequence[Row]) -> int:
         """Rows of a lane leave the queue for the device; returns their real elements."""
         elements = nbytes = 0

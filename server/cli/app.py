@@ -98,6 +98,7 @@ def _settings(flags: Mapping[str, Any], file: str | None) -> Settings:
 
 def _serve(settings: Settings) -> int:
     config = settings.config
+    _check_store(config)
     # Until uvicorn listens to signals there is nothing to drain.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     # Imported here: `--help` and usage errors answer at once.
@@ -123,6 +124,13 @@ def _serve(settings: Settings) -> int:
     return code
 
 
+def _check_store(config: ServeConfig) -> None:
+    if config.use_store and config.store is not None:
+        from .store_url import check_store_url
+
+        check_store_url(config.store)
+
+
 def _loader(config: ServeConfig, tracing: Any) -> Callable[..., None]:
     def load(late: Any, metrics: Any) -> None:
         from . import wiring
@@ -135,7 +143,9 @@ def _loader(config: ServeConfig, tracing: Any) -> Callable[..., None]:
                 view(model, step)
 
         try:
-            server, texts = wiring.build(config, metrics, on_progress, view.show_plan, tracing)
+            server, texts = wiring.build(
+                config, metrics, on_progress, view.show_plan, tracing, stopped=lambda: late.draining
+            )
             late.arrive(server, texts)
             if late.draining:
                 return
@@ -152,6 +162,7 @@ def _warmup(config: ServeConfig, as_json: bool) -> int:
     from . import wiring
     from .console import WarmupView, warm_table
 
+    _check_store(config)
     view = WarmupView(_errors)
     server, _ = wiring.build(config, Metrics(), view, view.show_plan)
     failure: Exception | None = None

@@ -20,10 +20,17 @@ def compile_counter(metrics: Metrics) -> Callable[[str, float], None]:
     return count
 
 
-def load_counter(metrics: Metrics, on_progress: OnProgress | None) -> OnProgress:
-    """Counts programs that came from the store, which no compile event tells of, and passes steps on."""
+def load_counter(
+    metrics: Metrics, on_progress: OnProgress | None, stopped: Callable[[], bool] = lambda: False
+) -> OnProgress:
+    """Counts programs that came from the store, which no compile event tells of, and passes steps on.
+
+    Once `stopped` a step that fails has not failed: the end of the server cut it short.
+    """
 
     def count(model: str, step: WarmupStep) -> None:
+        if step.error is not None and stopped():
+            return
         facts = step.facts
         if facts is not None and facts.source != "compiled":
             metrics.compile("warmup", facts.ready_s, facts.source)

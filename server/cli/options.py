@@ -25,7 +25,7 @@ _PANELS = {
     "Model": MODEL_PATHS,
     _REST: (),
     "Queue, batching and deadlines": (
-        *("queue", "faults", "priorities", "max_wait_ms", "max_request_rows", "max_age_s"),
+        *("queue", "faults", "priorities", "max_wait_ms", "wait", "max_request_rows", "max_age_s"),
         *("timeout_s", "stall_s", "drain_s"),
     ),
     "Programs and their store": (*PROGRAM_PATHS, *STORE_PATHS, "refit", "seal", "strict", "ready_when"),

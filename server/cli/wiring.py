@@ -6,7 +6,7 @@ Everything heavy (JAX, weights) is imported or read here, so that the socket can
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from ...jit_cache import Servable, StoreError, compile_log
+from ...jit_cache.replicas import devices_each
 from ...jit_cache.store import Store
 from ..api import Server
 from ..batching.admission import QueueLimits
@@ -79,7 +80,7 @@ def load(config: ModelConfig, *, padded: bool = False) -> Resolved | Writer:
     """
     if ":" in config.model and not config.model.startswith((".", "/")):
         return _user_model(config)
-    model = import_attribute(LOADER)(config.model, max_tokens=config.max_length)
+    model = import_attribute(LOADER)(config.model, max_tokens=config.max_length, quantize=config.quantize)
     if model.task == "generation":
         return writer(model, config)
     refuse_generation(config)
@@ -108,6 +109,7 @@ def _user_model(config: ModelConfig) -> Resolved | Writer:
         "layout": config.layout,
         "max_segments": config.max_segments,
         "sizes": config.sizes,
+        "quantize": config.quantize,
         "name": config.name,
     }
     given = [option for option, value in fixed.items() if value is not None]
@@ -145,16 +147,23 @@ def build(
     on_progress: OnProgress | None = None,
     on_plan: OnPlan | None = None,
     tracing: Tracing | None = None,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> tuple[Part, dict[str, Embedder]]:
     """Loads the models and makes their server, not started yet, and its text fronts.
 
     Raises:
         ConfigError: a model cannot be loaded as configured.
     """
-    padded = config.refit or config.replicas != 1
+    padded = config.refit
     loaded = [_load_or_explain(one, padded) for one in config.served]
     resolved = [one for one in loaded if isinstance(one, Resolved)]
-    store, progress = open_store(config), load_counter(metrics, on_progress)
+    if config.replicas > 1 and not resolved:
+        raise ConfigError(
+            f"replicas copy models of tensors and embeddings; {config.replicas} were asked for and all "
+            f"models here write text: start a server for each device"
+        )
+    store, progress = open_store(config), load_counter(metrics, on_progress, stopped)
     compile_log().subscribe(compile_counter(metrics))
     parts: list[Part] = []
     texts: dict[str, Embedder] = {}
@@ -190,11 +199,12 @@ def _embedding_server(
         *[one.servable for one in resolved],
         store=store,
         max_wait_s=config.max_wait_ms / 1e3,
+        wait=config.wait,
         max_age_s=config.max_age_s,
         priority_weights=parse_weights(config.priorities),
         queue=QueueLimits(**config.queue.model_dump()),
         faults=FaultPolicy(**config.faults.model_dump()),
-        devices=_replicas(config.replicas),
+        devices=_replicas(config.replicas, [one.servable for one in resolved]),
         max_request_rows=config.max_request_rows,
         timeout_s=config.timeout_s,
         stall_s=config.stall_s,
@@ -231,16 +241,19 @@ def _embedding_server(
     return server, texts
 
 
-def _replicas(count: int) -> "list[jax.Device] | None":
-    """The devices that models are copied to; None for the default one."""
-    devices = jax.local_devices()
-    if count > len(devices):
+def _replicas(count: int, servables: Sequence[Servable]) -> "list[jax.Device] | None":
+    """The devices that models are copied to; None for those that they are on anyway."""
+    if count == 1:
+        return None
+    devices, each = jax.local_devices(), devices_each(servables)
+    most = len(devices) // each
+    if count > most:
         raise ConfigError(
-            f"replicas are at most the {len(devices)} devices of this machine; got {count}: lower it, or 0 "
-            f"for all"
+            f"replicas are at most the {len(devices)} devices of this machine, of which each takes {each}; "
+            f"got {count}: lower it, or 0 for all"
         )
-    wanted = devices[: count or None]
-    return wanted if len(wanted) > 1 else None
+    wanted = count or most
+    return devices[: wanted * each] if wanted > 1 else None
 
 
 def _load(model: Model, which: int) -> float:

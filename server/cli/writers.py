@@ -10,6 +10,7 @@ from ...jit_cache import WarmupStep
 from ...jit_cache.device_memory import memory_budget
 from ...jit_cache.store import Store
 from ..api import Server
+from ..batching.shares import parse_weights
 from ..config import ModelConfig, ServeConfig
 from ..errors import ConfigError
 from ..fleet import Part
@@ -50,11 +51,12 @@ def writer(model: LanguageModel, config: ModelConfig, *, own: bool = False) -> W
     Raises:
         ConfigError: one of them is for models of tensors.
     """
-    if own and config.max_length is not None:
-        raise ConfigError(
-            f"A language model brings its own limit, got max_length={config.max_length} for "
-            f"{config.model!r}; set it there."
-        )
+    for option, what in (("max_length", "limit"), ("quantize", "weights")):
+        if own and (value := getattr(config, option)) is not None:
+            raise ConfigError(
+                f"A language model brings its own {what}, got {option}={value!r} for "
+                f"{config.model!r}; set it there."
+            )
     for option in ("scheme", "max_elements", "layout", "max_segments", "sizes"):
         if (value := getattr(config, option)) is not None:
             raise ConfigError(
@@ -114,6 +116,8 @@ def generation_server(
         decode_steps=options.decode_steps,
         prefix_cache=options.prefix_cache,
         max_waiting=config.queue.rows,
+        client_rows=config.queue.client_rows,
+        priority_weights=parse_weights(config.priorities),
         timeout_s=config.timeout_s,
         stall_s=config.stall_s,
         seal=config.seal,

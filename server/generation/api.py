@@ -3,18 +3,20 @@
 import asyncio
 import functools
 import itertools
-import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import MappingProxyType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import jax
 
 from ...jit_cache.store import Store
 from ..batching.clock import Clock, MonotonicClock
 from ..batching.request import DEFAULT_PRIORITY, PRIORITIES
-from ..errors import BadRequest, ConfigError, ServerError
+from ..batching.shares import check_weights, written_weights
+from ..context import client_of_call
+from ..errors import BadRequest, ConfigError
+from .calls import Options, ThreadSink, checked
 from .chunking import Bucket
 from .desk import Desk, Event, LoopSink
 from .door import Bounds, Door, Prompt, deadline, fresh_seed
@@ -32,28 +34,6 @@ from .setup import Setup, build
 from .worker import OnProgress
 
 
-class _ThreadSink:
-    def __init__(self) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def deliver(self, event: Event) -> None:
-        self.events.put(event)
-
-
-class Options(TypedDict, total=False):
-    """What a call may say besides its prompt and parameters.
-
-    Attributes:
-        priority: 1 (most urgent) to 9.
-        timeout_s: seconds until the text must be complete.
-        salt: only requests with the same one share cached prefixes.
-    """
-
-    priority: int
-    timeout_s: float | None
-    salt: str | None
-
-
 class GenerationServer(Host, TextHandle):
     """Serves one language model from one device, by continuous batching over a paged KV pool.
 
@@ -68,10 +48,14 @@ class GenerationServer(Host, TextHandle):
         prefill_chunk: most tokens of prompts read between two tokens of a running text; by default 64 on
             CPU and 512 elsewhere.
         prefill_buckets: `(rows, chunk)` of the prefill programs; made from `prefill_chunk` if left out.
+        mixed_buckets: `(rows, tokens)` of the programs that read prompts' tokens beside one of each row.
         decode_rows: rows of the decode programs; powers of two up to `max_rows` if left out.
         decode_steps: decode steps in one launch where nobody can join or leave; 1 for never more.
         depth: steps in flight; 2 launches the next one before the last one is read.
-        max_waiting: requests that wait at most.
+        max_waiting: requests that wait at most; `client_rows` of them of one client.
+        client_rows: see `max_waiting`; None for no bound.
+        priority_weights: shares of the tokens that are computed, by priority, such as ``{1: 8, 5: 2}``; those
+            not named have 1. They decide who joins next. None for strict order.
         timeout_s: most seconds that any request may take; a caller may ask for less.
         stall_s: a device that finishes no step for so long is taken for hung: `live` and `ready` turn false
             and those who wait are told.
@@ -102,10 +86,13 @@ class GenerationServer(Host, TextHandle):
         max_rows: int = 32,
         prefill_chunk: int | None = None,
         prefill_buckets: Sequence[tuple[int, int]] | None = None,
+        mixed_buckets: Sequence[tuple[int, int]] | None = None,
         decode_rows: Sequence[int] | None = None,
         decode_steps: int = 1,
         depth: int = 2,
         max_waiting: int = 1024,
+        client_rows: int | None = None,
+        priority_weights: Mapping[int, float] | None = None,
         timeout_s: float | None = None,
         stall_s: float = 120.0,
         prefix_cache: bool = True,
@@ -125,6 +112,7 @@ class GenerationServer(Host, TextHandle):
                 "NaN debugging runs a step again with arguments that were donated; jax_debug_nans is on: "
                 "switch it off to serve"
             )
+        check_weights(priority_weights or {})
         self.model = model
         self._clock = clock if clock is not None else MonotonicClock()
         self._timeout_s = timeout_s
@@ -134,10 +122,12 @@ class GenerationServer(Host, TextHandle):
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             prefill_buckets=None if prefill_buckets is None else tuple(Bucket(*b) for b in prefill_buckets),
+            mixed_buckets=None if mixed_buckets is None else tuple(Bucket(*b) for b in mixed_buckets),
             decode_rows=None if decode_rows is None else tuple(decode_rows),
             decode_steps=decode_steps,
             depth=depth,
             prefix_cache=prefix_cache,
+            priorities=written_weights(priority_weights),
             tops=max_logprobs,
             biases=max_logit_bias,
             stop_ids=max_stop_ids,
@@ -146,7 +136,7 @@ class GenerationServer(Host, TextHandle):
         self._memory_bytes, self._on_plan = memory_bytes, on_plan
         self._on_step, self._make_programs = on_step, functools.partial(Programs, store=store)
         self.plan: PoolPlan | None = None
-        desk = Desk(self._clock, max_waiting, stall_s)
+        desk = Desk(self._clock, max_waiting, stall_s, client_rows)
         engine, self._keys, bounds = self._built(desk)
         super().__init__(
             name if name is not None else model.name,
@@ -210,10 +200,10 @@ class GenerationServer(Host, TextHandle):
         Raises:
             BadRequest, Overloaded, DeadlineExceeded, ModelError, Unavailable: as their names say.
         """
-        sink = _ThreadSink()
+        sink = ThreadSink()
         one = self._post(prompt, params, sink, options, streams=False)
         try:
-            return _checked(sink.events.get())
+            return checked(sink.events.get())
         finally:
             self._desk.cancel(one)  # an interrupt: nobody waits any more
 
@@ -224,14 +214,14 @@ class GenerationServer(Host, TextHandle):
         **options: Unpack[Options],
     ) -> Iterator[Delta]:
         """Continue a prompt, delta by delta, for threads; as `generate` otherwise. Close it to cancel."""
-        sink = _ThreadSink()
+        sink = ThreadSink()
         one = self._post(prompt, params, sink, options, streams=True)
         return self._deltas(sink, one)
 
-    def _deltas(self, sink: _ThreadSink, one: Generation) -> Iterator[Delta]:
+    def _deltas(self, sink: ThreadSink, one: Generation) -> Iterator[Delta]:
         try:
             while True:
-                delta = _checked(sink.events.get())
+                delta = checked(sink.events.get())
                 yield delta
                 if delta.finish_reason is not None:
                     return
@@ -254,7 +244,7 @@ class GenerationServer(Host, TextHandle):
         sink = LoopSink(asyncio.get_running_loop(), settle)
         one = self._post(prompt, params, sink, options, streams=False)
         try:
-            return _checked(await future)
+            return checked(await future)
         finally:
             self._desk.cancel(one)
 
@@ -270,7 +260,7 @@ class GenerationServer(Host, TextHandle):
         one = self._post(prompt, params, sink, options, streams=True)
         try:
             while True:
-                delta = _checked(await events.get())
+                delta = checked(await events.get())
                 yield delta
                 if delta.finish_reason is not None:
                     return
@@ -306,12 +296,7 @@ class GenerationServer(Host, TextHandle):
             deadline_s=deadline(self._clock.now(), self._timeout_s, options.get("timeout_s")),
             namespace=Namespace(salt=options.get("salt")),
             streams=streams,
+            client=client_of_call(),
         )
         self._desk.post(one)
         return one
-
-
-def _checked(event: Event) -> Delta:
-    if isinstance(event, ServerError):
-        raise event
-    return event

@@ -4,46 +4,21 @@ One thread owns them. Nothing here touches the device: `carry_out` turns a plan 
 and `settle` books what was read, so the whole of scheduling can be tested without one.
 """
 
-import bisect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 
-from .chunking import Bucket
 from .errors import PoolFault
+from .launches import Launch, Launcher, Member
+from .line import Line
 from .pages import PagePool
 from .prefix import Entry, PrefixCache
-from .programs import Key
-from .rows import CONTEXT, LENGTH, SAMPLE, STEP, Inputs, RowTable
-from .scheduler import Chunk, Limits, Plan, Running, Waiting, plan
+from .rows import CONTEXT, STEP, RowTable
+from .scheduler import Limits, Plan, Running, Waiting, plan
 from .sequence import Generation, State
 from .slots import Slots
-
-
-class Member(NamedTuple):
-    """A sequence in a launched step.
-
-    Attributes:
-        who: the sequence.
-        epoch: of its pages then.
-        read: tokens in the pool once the step has run.
-        chosen: tokens that the step chooses for it.
-    """
-
-    who: Generation
-    epoch: int
-    read: int
-    chosen: int
-
-
-class Launch(NamedTuple):
-    """One program to launch: which, its inputs, and whose rows they are."""
-
-    key: Key
-    inputs: Inputs
-    members: list[Member]
 
 
 @dataclass(slots=True)
@@ -70,6 +45,7 @@ class Books:
         table: per-row data by slot.
         limits: of the scheduler.
         decode_rows: sizes of the decode programs, rising.
+        weights: of priorities, for who joins next; None for strict order.
     """
 
     def __init__(
@@ -79,11 +55,12 @@ class Books:
         table: RowTable,
         limits: Limits,
         decode_rows: Sequence[int],
+        weights: Mapping[int, float] | None = None,
     ) -> None:
         self.cache, self.slots, self.table, self.limits = cache, slots, table, limits
         self.pool: PagePool = cache.pool
-        self._decode_rows = tuple(decode_rows)
-        self.waiting: list[Generation] = []
+        self._launcher = Launcher(table, slots, self.pool, decode_rows)
+        self.waiting = Line(weights)
         self.running: dict[int, Generation] = {}
         self.preemptions = 0
 
@@ -94,7 +71,7 @@ class Books:
 
     def add(self, one: Generation) -> None:
         """A newcomer, or one that gave its pages up."""
-        bisect.insort(self.waiting, one, key=lambda other: other.rank)
+        self.waiting.add(one)
 
     def check_idle(self) -> None:
         """Compare pages and slots with what they were at the start.
@@ -157,23 +134,33 @@ class Books:
         """Book a plan, and write into `work` what to launch for it."""
         for key in decided.preempt:
             self.preempt(self.running[key])
-        newcomers = {one.rank[1]: one for one in self.waiting[: len(decided.admit)]}
+        first = itertools.islice(self.waiting, len(decided.admit))
+        newcomers = {one.rank[1]: one for one in first}
         # Found prefixes are held before anything is taken, which may evict what nobody holds.
         shared = {key: self.cache.adopt(found[key]) for key in decided.admit}
         for key, count in decided.grow.items():
             self._grow(self.running[key], count)
         for key in decided.admit:
+            self.waiting.remove(newcomers[key])
             self._admit(newcomers[key], found[key], shared[key], work)
-        del self.waiting[: len(decided.admit)]
+        launcher = self._launcher
+        parts = [(self.running[chunk.key], chunk) for chunk in decided.chunks]
+        decoding = [self.running[key] for key in decided.decode]
+        self.waiting.charge(
+            [(one, chunk.length) for one, chunk in parts] + [(one, decided.steps) for one in decoding]
+        )
+        if decided.bucket is not None and decided.mixed:
+            work.launches.append(launcher.mixed(decided.bucket, parts, decoding))
+            return
         if decided.bucket is not None:
-            work.launches.append(self._prefill(decided.bucket, decided.chunks))
-        if decided.decode:
-            work.launches.append(self._decode(decided.decode, decided.steps))
+            work.launches.append(launcher.prefill(decided.bucket, parts))
+        if decoding:
+            work.launches.append(launcher.decode(decoding, decided.steps))
 
     def _grow(self, one: Generation, count: int) -> None:
         begin = len(one.pages)
         one.pages += self.cache.take(count)
-        self.table.set_pages(_slot(one), one.pages[begin:], self.pool, begin)
+        self.table.set_pages(one.place, one.pages[begin:], self.pool, begin)
 
     def _admit(self, one: Generation, entries: list[Entry], shared: list[int], work: Work) -> None:
         tokens, size = one.tokens(), self.limits.page_size
@@ -201,42 +188,6 @@ class Books:
         self.running[one.rank[1]] = one
         self.cache.hit_tokens += start
 
-    def _prefill(self, bucket: Bucket, chunks: Sequence[Chunk]) -> Launch:
-        table = self.table
-        ids = np.zeros((bucket.rows, bucket.chunk), np.int32)
-        ones = [self.running[chunk.key] for chunk in chunks]
-        slots = [_slot(one) for one in ones]
-        for row, (one, chunk) in enumerate(zip(ones, chunks, strict=True)):
-            ids[row, : chunk.length] = one.tokens()[one.context : one.context + chunk.length]
-            table.ints[slots[row], LENGTH], table.ints[slots[row], SAMPLE] = chunk.length, chunk.last
-        inputs = table.inputs(slots, bucket.rows, self.pool)
-        inputs["ids"] = ids
-        table.ints[slots, CONTEXT] += table.ints[slots, LENGTH]
-        table.ints[slots, STEP] += table.ints[slots, SAMPLE]
-        members = [
-            self._launched(one, chunk.length, int(chunk.last))
-            for one, chunk in zip(ones, chunks, strict=True)
-        ]
-        return Launch(Key("prefill", bucket.rows, bucket.chunk), inputs, members)
-
-    def _decode(self, keys: Sequence[int], steps: int) -> Launch:
-        table = self.table
-        ones = [self.running[key] for key in keys]
-        slots = [_slot(one) for one in ones]
-        rows = self._decode_rows[bisect.bisect_left(self._decode_rows, len(ones))]
-        table.ints[slots, LENGTH] = table.ints[slots, SAMPLE] = 1
-        inputs = table.inputs(slots, rows, self.pool)
-        for column in (CONTEXT, STEP):
-            table.ints[slots, column] += steps
-        return Launch(Key("decode", rows, steps), inputs, [self._launched(one, steps, steps) for one in ones])
-
-    def _launched(self, one: Generation, tokens: int, chosen: int) -> Member:
-        one.context += tokens
-        one.pending += chosen
-        one.flying += 1
-        self.slots.launched(_slot(one))
-        return Member(one, one.epoch, one.context, chosen)
-
     # -- come back ----------------------------------------------------------------------------------
 
     def landed(self, member: Member) -> None:
@@ -244,7 +195,7 @@ class Books:
         one = member.who
         one.flying -= 1
         one.pending -= member.chosen
-        slot = _slot(one)
+        slot = one.place
         self.slots.landed(slot)
         if one.state is not State.RUNNING:
             self._leave(one)
@@ -296,9 +247,3 @@ class Books:
         if one.slot is not None and not one.flying:
             self.slots.release(one.slot)
             one.slot = None
-
-
-def _slot(one: Generation) -> int:
-    if one.slot is None:
-        raise RuntimeError("a sequence in a step has a slot; this one has none")
-    return one.slot

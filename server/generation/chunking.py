@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 # What a launch costs beside its tokens, in tokens: weights are read once, however few rows they meet.
-# 1x1 took 33 ms and 1x128 205 ms with SmolLM2 on 2 cores, so one token costs 1.35 ms and a launch 24 of them.
-OVERHEAD = 24
+# SmolLM2 on 2 cores takes 15, 24 and 43 ms for 1, 8 and 32 tokens, and 58 for 64.
+OVERHEAD = 20
 
 
 class Bucket(NamedTuple):
-    """Rows and tokens a row of a prefill program."""
+    """Rows and tokens a row of a prefill program; of a mixed program, rows and tokens beside theirs."""
 
     rows: int
     chunk: int
@@ -22,6 +22,11 @@ class Bucket(NamedTuple):
     def cost(self) -> int:
         """In tokens."""
         return OVERHEAD + self.rows * self.chunk
+
+    @property
+    def mixed_cost(self) -> int:
+        """The same of a mixed program."""
+        return OVERHEAD + self.rows + self.chunk
 
 
 def default_buckets(budget: int, max_rows: int) -> tuple[Bucket, ...]:
@@ -40,16 +45,74 @@ def default_buckets(budget: int, max_rows: int) -> tuple[Bucket, ...]:
     )
 
 
-def choose_bucket(buckets: Sequence[Bucket], left: Sequence[int]) -> Bucket:
-    """The bucket that reads most tokens for its cost; the smaller one of equals.
+def default_mixed(budget: int, max_rows: int) -> tuple[Bucket, ...]:
+    """Programs that read prompts while others decode: all rows or a quarter, with much or little beside.
 
     Args:
-        buckets: at least one.
-        left: tokens left of each prompt, the most urgent first; at least one.
+        budget: most tokens of prompts in one launch.
+        max_rows: that run at once.
     """
+    few = max_rows // 4
+    beside = {(max_rows, budget), (max_rows, budget // 4), (few, budget - few), (few, budget // 4)}
+    return tuple(sorted(Bucket(rows, chunk) for rows, chunk in beside if rows > 1 and chunk > 0))
 
-    def worth(bucket: Bucket) -> tuple[float, int]:
-        read = sum(min(tokens, bucket.chunk) for tokens in left[: bucket.rows])
-        return read / bucket.cost, -bucket.cost
 
-    return max(buckets, key=worth)
+class Prompt(NamedTuple):
+    """What is left to read of one, and whether tokens of it are in the pool."""
+
+    left: int
+    past: bool
+
+
+class Choice(NamedTuple):
+    """A program, whether it is a mixed one, and how many tokens of each prompt it reads, in order."""
+
+    bucket: Bucket
+    mixed: bool
+    lengths: list[int]
+
+
+def choose(
+    buckets: Sequence[Bucket],
+    mixed: Sequence[Bucket],
+    prompts: Sequence[Prompt],
+    decoding: int,
+    decode_rows: Sequence[int],
+) -> Choice:
+    """The program that reads most tokens for the cost of the step; the smaller one of equals.
+
+    Args:
+        buckets: prefill programs, at least one; the step then decodes by a program of its own.
+        mixed: programs that do both.
+        prompts: the most urgent first; at least one.
+        decoding: rows that decode in the step.
+        decode_rows: of the decode programs, rising.
+    """
+    alone = 0
+    if decoding:
+        alone = OVERHEAD + next((rows for rows in decode_rows if rows >= decoding), decoding)
+
+    def worth(choice: Choice) -> tuple[float, int]:
+        cost = choice.bucket.mixed_cost if choice.mixed else choice.bucket.cost + alone
+        return (sum(choice.lengths) + decoding) / cost, -cost
+
+    choices = [
+        Choice(one, False, [min(prompt.left, one.chunk) for prompt in prompts[: one.rows]]) for one in buckets
+    ]
+    choices += [Choice(one, True, _beside(one, prompts, decoding)) for one in mixed if one.rows > decoding]
+    return max((one for one in choices if any(one.lengths)), key=worth)
+
+
+def _beside(bucket: Bucket, prompts: Sequence[Prompt], decoding: int) -> list[int]:
+    """Tokens of each prompt that a mixed program reads: one on a row of its own, the others beside."""
+    rows, beside, past = bucket.rows - decoding, bucket.chunk, False
+    lengths = []
+    for prompt in prompts:
+        length = min(prompt.left, beside + 1) if rows > 0 else 0
+        # A single token of many is not worth a row, and only one prompt's tokens beside may have a past.
+        if (length > 1 and prompt.past and past) or length == 1 < prompt.left:
+            length = 0
+        past = past or (length > 1 and prompt.past)
+        rows, beside = rows - (length > 0), beside - max(length - 1, 0)
+        lengths.append(length)
+    return lengths

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -39,11 +40,19 @@ class News:
 
 @dataclass(slots=True)
 class Load:
-    """Sequences that wait and that run, and pages that can be taken, after the last step."""
+    """Sequences that wait and that run, and pages that can be taken, after the last step.
+
+    Attributes:
+        waiting: how many wait; `clients` says how many of whom, where that is bounded.
+        running: how many run.
+        free_pages: that can be taken.
+        clients: see `waiting`.
+    """
 
     waiting: int = 0
     running: int = 0
     free_pages: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
 
 
 class LoopSink:
@@ -65,10 +74,13 @@ class Desk:
         max_waiting: requests that wait at most.
         stall_s: a device that finishes no step for so long is taken for hung: whoever waits is told so, and
             new requests are refused until it comes back.
+        client_rows: requests of one client that wait at most; None for no bound.
     """
 
-    def __init__(self, clock: Clock, max_waiting: int, stall_s: float = math.inf) -> None:
-        self._clock, self._max_waiting = clock, max_waiting
+    def __init__(
+        self, clock: Clock, max_waiting: int, stall_s: float = math.inf, client_rows: int | None = None
+    ) -> None:
+        self._clock, self._max_waiting, self._client_rows = clock, max_waiting, client_rows
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._idle = threading.Condition(self._lock)
@@ -94,7 +106,7 @@ class Desk:
         """Queue a request.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: too many wait, or too many of its client.
             Unavailable: while the device hangs, or (as `Closed`) while draining or closed.
         """
         with self._lock:
@@ -107,12 +119,23 @@ class Desk:
                 raise Overloaded(
                     f"at most {self._max_waiting} requests wait; {waiting} do: retry after 1 s", cause="rows"
                 )
+            self._check_client(one)
             self._news.added.append(one)
             self._live.add(one)
             self._deadlines.add(cast(Any, one))
             if one.deadline_s < self._timer_until_s:
                 self._timer.notify()
             self._changed.notify()
+
+    def _check_client(self, one: Generation) -> None:
+        most = self._client_rows
+        if most is None or not one.client:
+            return
+        waiting = self.load.clients[one.client] + sum(new.client == one.client for new in self._news.added)
+        if waiting >= most:
+            raise Overloaded(
+                f"at most {most} requests of one client wait; {waiting} do: retry after 1 s", cause="client"
+            )
 
     def cancel(self, one: Generation) -> None:
         """Nobody waits for a request any more; no effect on one that is over."""
@@ -172,6 +195,8 @@ class Desk:
                 return None
             news, self._news = self._news, News()
             self.load.waiting += len(news.added)
+            if self._client_rows is not None:
+                self.load.clients.update(one.client for one in news.added)
         return news
 
     def due(self, now_s: float) -> list[Generation]:
@@ -211,6 +236,8 @@ class Desk:
     def show(self, books: Books) -> None:
         """Let callers see the load."""
         load = Load(len(books.waiting), len(books.running), books.cache.available)
+        if self._client_rows is not None:
+            load.clients.update(one.client for one in books.waiting)
         with self._lock:
             self.load = load
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..batching.clock import Clock
 from ..errors import Cancelled, ModelError, ServerError
-from .books import Books, Launch, Member, Work
+from .books import Books, Work
 from .desk import Desk, late
+from .launches import Launch, Member
 from .output import TokenLogprobs
 from .programs import Programs
 from .rows import LENGTH
@@ -31,7 +32,7 @@ class StepRecord:
     """One launched program, as told to `on_step`.
 
     Attributes:
-        kind: `decode` or `prefill`.
+        kind: `decode`, `prefill` or `mixed`.
         rows: rows of the program; `real` of them are sequences.
         real: see `rows`.
         tokens: real tokens in it.
@@ -106,7 +107,9 @@ class Engine:
         if self._flights and (not launched or len(self._flights) >= self._depth):
             self._land(self._flights.popleft())
         elif not launched and not self._flights and self.books.waiting:
-            self._end(self.books.waiting[0], State.FAILED, ModelError("this request cannot be placed"))
+            self._end(
+                next(iter(self.books.waiting)), State.FAILED, ModelError("this request cannot be placed")
+            )
         self.desk.flush(self.books)
         return True
 
@@ -187,7 +190,7 @@ class Engine:
             key.rows,
             len(launch.members),
             tokens,
-            key.rows * key.chunk,
+            key.tokens,
             seconds,
             self.books.cache.available,
         )

@@ -55,6 +55,7 @@ class FakeModel:
     params: Mapping[str, Any] = {}
     eos_ids = (1,)
     step = None
+    mixed_step = True
     kv_shapes = None
 
     def __init__(self, vocab_size: int = 64, max_tokens: int = 256) -> None:
@@ -120,7 +121,7 @@ class FakePrograms:
         finite = np.ones((steps, key.rows), bool)
         for step in range(steps):
             for row in range(key.rows):
-                ids = batch["ids"][row] if "ids" in batch else self._last[ints[row, r.SLOT], None]
+                ids = self._ids(key, batch, row, ints[row])
                 tokens[step, row], finite[step, row] = self._row(ints[row], batch, row, ids)
             ints[:, [r.CONTEXT, r.STEP]] += ints[:, r.LENGTH, None]
         zeros = np.zeros((steps, key.rows, self._shapes.tops), np.float32)
@@ -131,6 +132,23 @@ class FakePrograms:
             top_ids=zeros.astype(int),
             top_logprobs=zeros,
         )
+
+    def _ids(self, key: Key, batch: Mapping[str, np.ndarray], row: int, ints: np.ndarray) -> np.ndarray:
+        """The tokens of a row's chunk."""
+        if key.kind == "prefill":
+            chunk: np.ndarray = batch["ids"][row]
+            return chunk
+        last: np.ndarray = self._last[ints[r.SLOT], None]
+        if key.kind == "decode":
+            return last
+        own = batch["ids"][row, None] if batch["ids"][row] >= 0 else last
+        ids, rows, places = batch["further"]
+        before = ids[rows == row]
+        if places[rows == row].tolist() != list(range(len(before))):
+            raise AssertionError("further tokens are in order")
+        if len(before) and ints[r.CONTEXT] and row != batch["reads"]:
+            raise AssertionError("one row's further tokens have a past")
+        return np.concatenate([before, own])
 
     def _row(
         self, ints: np.ndarray, batch: Mapping[str, np.ndarray], row: int, ids: np.ndarray

@@ -51,7 +51,7 @@ class PoolPlan:
 
 
 def plan_pool(programs: Programs, keys: Sequence[Key], *, budget_bytes: int, depth: int) -> PoolPlan:
-    """Plan for programs that have not allocated anything; compiles the two that need most.
+    """Plan for programs that have not allocated anything; compiles those that need most.
 
     Args:
         programs: their shapes name the pages that are wanted.
@@ -66,8 +66,9 @@ def plan_pool(programs: Programs, keys: Sequence[Key], *, budget_bytes: int, dep
         MemoryPlanError: not even one sequence of a page fits beside weights and programs.
     """
     hungry = [
-        max((key for key in keys if key.kind == kind), key=lambda key: key.rows * key.chunk)
-        for kind in ("prefill", "decode")
+        max((key for key in keys if key.kind == kind), key=lambda key: key.tokens)
+        for kind in ("prefill", "decode", "mixed")
+        if any(key.kind == kind for key in keys)
     ]
     for key in hungry:
         programs.compile(key)

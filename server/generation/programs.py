@@ -1,14 +1,15 @@
 """The programs of a language model: a fixed set, compiled ahead of time.
 
-`decode` runs rows of one token, `prefill` rows of a chunk, each with the sampler compiled in; `copy` copies
-pages, `fill` writes one slot's token counts and `zeros` makes the state. The state, KV pool and last tokens,
-goes from program to program and is donated to each; parameters are arguments that all share.
+`decode` runs rows of one token, `prefill` rows of a chunk and `mixed` rows of one token with further tokens
+of prompts beside them, each with the sampler compiled in; `copy` copies pages, `fill` writes one slot's token
+counts and `zeros` makes the state. The state, KV pool and last tokens, goes from program to program and is
+donated to each; parameters are arguments that all share.
 """
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +32,9 @@ class Key(NamedTuple):
     """Names a program.
 
     Attributes:
-        kind: `decode`, `prefill`, `copy`, `fill` or `zeros`.
+        kind: `decode`, `prefill`, `mixed`, `copy`, `fill` or `zeros`.
         rows: rows of the batch.
-        chunk: tokens a row (prefill), or steps (decode).
+        chunk: tokens a row (prefill), steps (decode), or tokens beside those of the rows (mixed).
     """
 
     kind: str
@@ -41,7 +42,13 @@ class Key(NamedTuple):
     chunk: int = 0
 
     def __str__(self) -> str:
-        return self.kind if not self.rows else f"{self.kind} {self.rows}x{self.chunk}"
+        sign = "+" if self.kind == "mixed" else "x"
+        return self.kind if not self.rows else f"{self.kind} {self.rows}{sign}{self.chunk}"
+
+    @property
+    def tokens(self) -> int:
+        """That one launch computes, padding included."""
+        return self.rows + self.chunk if self.kind == "mixed" else self.rows * self.chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +146,12 @@ class Programs:
         if key.kind == "fill":
             row = jax.ShapeDtypeStruct((self.model.vocab_size,), jnp.int32)
             return Recipe(_fill, (state, jax.ShapeDtypeStruct((), jnp.int32), row), (0,), sizes)
-        run = functools.partial(
-            _decode if key.kind == "decode" else _prefill, self.model.step, self.shapes.tops
-        )
         if key.kind == "decode":
-            run = functools.partial(run, key.chunk)
+            run = functools.partial(_decode, self.model.step, self.shapes.tops, key.chunk)
+        elif key.kind == "prefill":
+            run = functools.partial(_prefill, self.model.step, self.shapes.tops)
+        else:
+            run = functools.partial(_mixed, cast(Any, self.model).mixed_step, self.shapes.tops)
         params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.model.params)
         return Recipe(run, (params, state, self._batch_shapes(key)), (1,), sizes)
 
@@ -162,15 +170,14 @@ class Programs:
 
     def _batch_shapes(self, key: Key) -> Batch:
         one, rows = self.shapes, key.rows
-        shapes = {
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "ints": ((rows, r.INTS), jnp.int32),
             "floats": ((rows, r.FLOATS), jnp.float32),
             "page_table": ((rows, one.width), jnp.int32),
             "bias_ids": ((rows, one.biases + 1), jnp.int32),
             "bias": ((rows, one.biases), jnp.float32),
         }
-        if key.kind == "prefill":
-            shapes["ids"] = ((rows, key.chunk), jnp.int32)
+        shapes |= {name: (shape, jnp.int32) for name, shape in r.token_shapes(key).items()}
         return {name: jax.ShapeDtypeStruct(shape, dtype) for name, (shape, dtype) in shapes.items()}
 
     # -- device thread ------------------------------------------------------------------------------
@@ -241,13 +248,13 @@ def _copy(state: State, source: jax.Array, target: jax.Array) -> State:
 
 
 def _forward(
-    step: Callable[..., Any], tops: int, params: Any, state: State, batch: Batch, ids: jax.Array
+    step: Callable[..., Any], tops: int, params: Any, state: State, batch: Batch, **tokens: jax.Array
 ) -> tuple[Any, State]:
     ints = batch["ints"]
     logits, kv = step(
         params,
         state["kv"],
-        ids=ids,
+        **tokens,
         page_table=batch["page_table"],
         context_lengths=ints[:, r.CONTEXT],
         chunk_lengths=ints[:, r.LENGTH],
@@ -262,7 +269,17 @@ def _forward(
 def _prefill(
     step: Callable[..., Any], tops: int, params: Any, state: State, batch: Batch
 ) -> tuple[Any, State]:
-    chosen, state = _forward(step, tops, params, state, batch, batch["ids"])
+    chosen, state = _forward(step, tops, params, state, batch, ids=batch["ids"])
+    return jax.tree.map(lambda leaf: leaf[None], chosen), state
+
+
+def _mixed(step: Callable[..., Any], tops: int, params: Any, state: State, batch: Batch) -> tuple[Any, State]:
+    """A row's own token is given, or -1 for the one that was chosen for it last."""
+    chosen_last = jnp.take(state["last"], batch["ints"][:, r.SLOT], mode="clip")
+    ids = jnp.where(batch["ids"] < 0, chosen_last, batch["ids"])
+    further = batch["further"]
+    tokens = {"ids": ids, "further_ids": further[0], "further": further[1:], "reads": batch["reads"]}
+    chosen, state = _forward(step, tops, params, state, batch, **tokens)
     return jax.tree.map(lambda leaf: leaf[None], chosen), state
 
 
@@ -276,7 +293,7 @@ def _decode(
     def one(carry: tuple[State, jax.Array], _: None) -> tuple[tuple[State, jax.Array], Any]:
         state, ints = carry
         ids = jnp.take(state["last"], ints[:, r.SLOT], mode="clip")[:, None]
-        chosen, state = _forward(step, tops, params, state, {**batch, "ints": ints}, ids)
+        chosen, state = _forward(step, tops, params, state, {**batch, "ints": ints}, ids=ids)
         return (state, ints + advance * (ints[:, r.LENGTH : r.LENGTH + 1] > 0).astype(jnp.int32)), chosen
 
     if steps == 1:

@@ -5,6 +5,7 @@ written once, when its sequence joins; what changes at each step is changed for 
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -18,6 +19,39 @@ INTS = 9
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 FLOATS = 6
 Inputs = dict[str, np.ndarray]
+
+
+class Program(Protocol):
+    """What of a program's key decides its inputs; see `Key`."""
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
+    def rows(self) -> int: ...  # noqa: D102
+    @property
+    def chunk(self) -> int: ...  # noqa: D102
+
+
+def token_shapes(key: Program) -> dict[str, tuple[int, ...]]:
+    """Inputs of a step, int32, beside the columns of `RowTable`.
+
+    `prefill`: `ids`, a chunk a row. `mixed`: `ids`, a token a row or -1 for the one chosen last, `further`,
+    ids, rows (-1 for padding) and places of other tokens of the rows' chunks, and `reads`, the row whose
+    further tokens have a past.
+    """
+    if key.kind == "prefill":
+        return {"ids": (key.rows, key.chunk)}
+    if key.kind == "mixed":
+        return {"ids": (key.rows,), "further": (3, key.chunk), "reads": ()}
+    return {}
+
+
+def no_tokens(key: Program) -> Inputs:
+    """Those inputs with nothing in them."""
+    inputs = {name: np.zeros(shape, np.int32) for name, shape in token_shapes(key).items()}
+    if "further" in inputs:
+        inputs["further"][1] = -1
+    return inputs
 
 
 class RowTable:

@@ -1,7 +1,7 @@
 """What the next step does: a pure function of what runs, what waits and what memory there is.
 
-A step reads one chunk of prompts and decodes every row that can. Decoding rows get memory first, and a
-chunk is bounded, so a long prompt delays a running text by one chunk a
+A step reads one chunk of prompts and decodes every row that can, in one program if that costs less. Decoding
+rows get memory first, and a chunk is bounded, so a long prompt delays a running text by one chunk a
 token and never by its length. Waiting sequences join at any step. When memory is short the least urgent of
 the running ones gives its pages up and is computed again later.
 """
@@ -9,7 +9,7 @@ the running ones gives its pages up and is computed again later.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .chunking import Bucket, choose_bucket
+from .chunking import Bucket, Prompt, choose
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +71,16 @@ class Limits:
         max_rows: sequences that run at once.
         buckets: prefill programs.
         steps: decode steps in one launch where nobody can join or leave; 1 for never more.
+        mixed: programs that read prompts while others decode: rows, and tokens beside theirs.
+        decode_rows: of the decode programs, rising.
     """
 
     page_size: int
     max_rows: int
     buckets: tuple[Bucket, ...]
     steps: int = 1
+    mixed: tuple[Bucket, ...] = ()
+    decode_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,10 @@ class Plan:
         preempt: sequences that give their pages up.
         admit: waiting sequences that begin to run, with all the pages of their prompt.
         grow: pages to add to decoding rows, by key.
-        bucket: the prefill program, or None.
+        bucket: the program that reads prompts, or None.
+        mixed: whether it decodes as well.
         chunks: what it reads.
-        decode: rows of the decode program.
+        decode: rows that decode.
         steps: how many steps of it.
     """
 
@@ -106,6 +111,7 @@ class Plan:
     admit: list[int] = field(default_factory=list)
     grow: dict[int, int] = field(default_factory=dict)
     bucket: Bucket | None = None
+    mixed: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     decode: list[int] = field(default_factory=list)
     steps: int = 1
@@ -141,14 +147,20 @@ def plan(
     ending = len(active) < len(running)
     available = _decode(out, active, ending, available, limits)
     kept = [row for row in active if row.key not in out.preempt]
-    prompts = [(row.key, row.target - row.context) for row in kept if row.context < row.target]
+    prompts = [
+        (row.key, Prompt(row.target - row.context, row.context > 0))
+        for row in kept
+        if row.context < row.target
+    ]
     if not out.preempt:
         prompts += _admit(out, kept, waiting, available, slots, limits)
     if prompts:
-        out.bucket = choose_bucket(limits.buckets, [left for _, left in prompts])
-        for key, left in prompts[: out.bucket.rows]:
-            length = min(left, out.bucket.chunk)
-            out.chunks.append(Chunk(key, length, length == left))
+        left = [one for _, one in prompts]
+        choice = choose(limits.buckets, limits.mixed, left, len(out.decode), limits.decode_rows)
+        out.bucket, out.mixed = choice.bucket, choice.mixed
+        for (key, one), length in zip(prompts, choice.lengths, strict=False):
+            if length:
+                out.chunks.append(Chunk(key, length, length == one.left))
     return out
 
 
@@ -203,9 +215,9 @@ def _admit(
     available: int,
     slots: int,
     limits: Limits,
-) -> list[tuple[int, int]]:
+) -> list[tuple[int, Prompt]]:
     """Begin what fits, in order; nobody overtakes one that waits for memory."""
-    begun: list[tuple[int, int]] = []
+    begun: list[tuple[int, Prompt]] = []
     rows = len(kept)
     for one in waiting:
         if not one.ready or rows >= limits.max_rows or slots <= 0:
@@ -218,5 +230,5 @@ def _admit(
         available -= fresh + one.idle
         rows, slots = rows + 1, slots - 1
         out.admit.append(one.key)
-        begun.append((one.key, one.tokens - one.start))
+        begun.append((one.key, Prompt(one.tokens - one.start, one.start > 0)))
     return begun

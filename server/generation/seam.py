@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
 class LanguageModel(Protocol):
     """A decoder with a paged KV pool.
 
+    One with `mixed_step` as well reads prompts in the step that decodes: `mixed_step(params, kv, *, ids,
+    further_ids, further, reads, page_table, context_lengths, chunk_lengths)`, see
+    `servax.models.llama.mixed_step`.
+
     Attributes:
         name: the name it is served by.
         params: tree of arrays.

@@ -52,6 +52,7 @@ class Generation:
         params: what was asked.
         sink: who is told.
         rank: order of service: priority, then arrival.
+        client: whose share of the queue it uses; "" for nobody's.
         deadline_s: on the server's clock; infinity for none.
         namespace: whose prefixes it may share.
         most: tokens to generate at most, `params.max_tokens` within the limits.
@@ -75,8 +76,8 @@ class Generation:
     """
 
     __slots__ = (
-        "banked", "cached", "context", "deadline_s", "detokenizer", "entries", "epoch", "flying", "most",
-        "namespace", "pages", "params", "pending", "prompt", "published", "rank", "read", "retries",
+        "banked", "cached", "client", "context", "deadline_s", "detokenizer", "entries", "epoch", "flying",
+        "most", "namespace", "pages", "params", "pending", "prompt", "published", "rank", "read", "retries",
         "scanner", "seed", "sink", "slot", "state", "stop_ids", "streams", "target", "text",
     )  # fmt: skip
 
@@ -95,9 +96,10 @@ class Generation:
         deadline_s: float = math.inf,
         namespace: Namespace | None = None,
         streams: bool = True,
+        client: str = "",
     ) -> None:
         self.prompt, self.params, self.sink = prompt, params, sink
-        self.rank = (priority, order)
+        self.rank, self.client = (priority, order), client
         self.most, self.seed, self.stop_ids = most, seed, frozenset(stop_ids)
         self.deadline_s = deadline_s
         self.namespace = namespace if namespace is not None else Namespace()
@@ -114,9 +116,25 @@ class Generation:
         self.cached: int | None = None
 
     @property
+    def priority(self) -> int:
+        """1 (most urgent) to 9."""
+        return self.rank[0]
+
+    @property
     def over(self) -> bool:
         """Whether the state is final."""
         return self.state in _OVER
+
+    @property
+    def place(self) -> int:
+        """Its slot, which one that runs has.
+
+        Raises:
+            RuntimeError: it has none.
+        """
+        if self.slot is None:
+            raise RuntimeError("a sequence in a step has a slot; this one has none")
+        return self.slot
 
     @property
     def left(self) -> int:

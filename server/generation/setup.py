@@ -7,9 +7,10 @@ from typing import Any
 import jax
 
 from ..batching.clock import Clock
+from ..batching.shares import parse_weights
 from ..errors import ConfigError
 from .books import Books
-from .chunking import Bucket, default_buckets
+from .chunking import Bucket, default_buckets, default_mixed
 from .desk import Desk
 from .door import Bounds
 from .engine import Engine, StepRecord
@@ -33,10 +34,12 @@ class Setup:
     max_rows: int
     prefill_chunk: int | None
     prefill_buckets: tuple[Bucket, ...] | None
+    mixed_buckets: tuple[Bucket, ...] | None
     decode_rows: tuple[int, ...] | None
     decode_steps: int
     depth: int
     prefix_cache: bool
+    priorities: str
     tops: int
     biases: int
     stop_ids: int
@@ -70,7 +73,7 @@ def build(
     if pages is None:
         pages = FIRST_PAGE + setup.max_rows * -(-min(tokens, _DEFAULT_TOKENS) // setup.page_size)
     rows = _ladder(setup)
-    buckets = setup.prefill_buckets or default_buckets(_chunk(setup), setup.max_rows)
+    buckets, mixed = _buckets(model, setup)
     # Twice the rows: one whose last step is not read delays no newcomer.
     slots = 2 * setup.max_rows
     bias_places = setup.biases + setup.stop_ids
@@ -81,15 +84,34 @@ def build(
         PrefixCache(pool, enabled=setup.prefix_cache),
         Slots(slots),
         RowTable(slots, width=width, biases=bias_places),
-        Limits(setup.page_size, setup.max_rows, buckets, setup.decode_steps),
+        Limits(setup.page_size, setup.max_rows, buckets, setup.decode_steps, mixed, rows),
         rows,
+        parse_weights(setup.priorities),
     )
     keys = [Key("zeros"), Key("copy"), Key("fill")]
-    keys += [Key("prefill", bucket.rows, bucket.chunk) for bucket in buckets]
+    keys += [Key("prefill", *bucket) for bucket in buckets] + [Key("mixed", *bucket) for bucket in mixed]
     keys += [Key("decode", size, steps) for steps in sorted({1, setup.decode_steps}) for size in rows]
     engine = Engine(books, make_programs(model, shapes), desk, clock, depth=setup.depth, on_step=on_step)
     bounds = Bounds(tokens, pool.size * setup.page_size, tops, setup.biases, setup.stop_ids)
     return engine, keys, bounds
+
+
+def _buckets(model: LanguageModel, setup: Setup) -> tuple[tuple[Bucket, ...], tuple[Bucket, ...]]:
+    """Programs that only read prompts, and those that decode as well."""
+    budget = _chunk(setup)
+    if getattr(model, "mixed_step", None) is None:
+        if setup.mixed_buckets:
+            raise ConfigError(
+                f"mixed_buckets are for a model with mixed_step; {model.name} has none: leave them out"
+            )
+        return setup.prefill_buckets or default_buckets(budget, setup.max_rows), ()
+    mixed = setup.mixed_buckets
+    if mixed is None:
+        mixed = default_mixed(budget, setup.max_rows)
+    if setup.prefill_buckets:
+        return setup.prefill_buckets, mixed
+    buckets = default_buckets(budget, setup.max_rows)
+    return tuple(one for one in buckets if one.rows == 1 or not mixed), mixed
 
 
 def _chunk(setup: Setup) -> int:

@@ -26,6 +26,7 @@ from ..errors import ServerError, Unavailable
 from ..settling import settle, unsettle
 from .engine import Engine
 from .programs import Key
+from .rows import no_tokens
 
 OnProgress = Callable[[str, WarmupStep], None]
 _log = logging.getLogger(__name__)
@@ -179,9 +180,7 @@ class Worker:
             programs.fill(engine.books.slots.sink, nothing, nothing)
         else:
             inputs = engine.books.table.inputs([], key.rows, engine.books.pool)
-            if key.kind == "prefill":
-                inputs["ids"] = np.zeros((key.rows, key.chunk), np.int32)
-            programs.step(key, inputs)
+            programs.step(key, inputs | no_tokens(key))
         jax.block_until_ready(programs.state)
         return time.perf_counter() - begin_s
 

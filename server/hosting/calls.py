@@ -83,7 +83,7 @@ def read_call(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> Ca
 def map_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The model's output tree for each item, in order; see `Server.map`."""
     # Enough to fill several batches, and little enough to leave the queue to other callers.
-    step = min(model.max_request_rows, 4 * model.limits["batch"])
+    step = min(model.max_request_rows, 4 * model.servable.most_items)
     todo = deque(items[begin : begin + step] for begin in range(0, len(items), step))
     flying: deque[Future[list[list[np.ndarray]]]] = deque()
     answers: list[Any] = []

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ...bucketing import Bucket, CostModel
 from ...jit_cache import JitCacheError, Program
 from ...jit_cache.device_memory import HOST_SLACK_BYTES
-from ...jit_cache.hlo_scratch import library_scratch
 from ...jit_cache.memory import MemoryPlan, plan_memory, staging_bytes
 from ...jit_cache.residency import Residency
 from ...jit_cache.schedule import saved_by_bucket
+from ...jit_cache.scratch import scratch_without_weights
 from ..batching.dispatcher import Dispatcher
 from ..errors import ModelError
 from .programs import Programs
@@ -136,7 +136,7 @@ class Keeper:
             weights_bytes=servable.weights_bytes,
             budget_bytes=budget_bytes,
             staging_bytes=staging_bytes(servable, planned),
-            scratch_bytes={one: self._scratch(program) for one, program in planned.items()},
+            scratch_bytes=self._scratch(planned, budget_bytes),
             slack_bytes=HOST_SLACK_BYTES if on_cpu else 0,
             values=saved_by_bucket(servable.grid, shapes, _guessed_s(planned)) if shapes else None,
         )
@@ -145,11 +145,14 @@ class Keeper:
         model.narrow([bucket for bucket in model.order if bucket not in plan.dropped])
         return plan
 
-    def _scratch(self, program: Program) -> int:
-        """Measured by an earlier start; else an estimate, which is too high where libraries work in place."""
-        known = self._model.maker.scratch(program)
-        as_text = getattr(program.executable, "as_text", None)
-        return known if known is not None else library_scratch(as_text()) if as_text is not None else 0
+    def _scratch(self, programs: Mapping[Bucket, Program], budget_bytes: int) -> dict[Bucket, int]:
+        """As measured by an earlier start, or now by runs without weights."""
+        maker = self._model.maker
+        known = {
+            one: size for one, program in programs.items() if (size := maker.scratch(program)) is not None
+        }
+        new = {one: program for one, program in programs.items() if one not in known}
+        return known | scratch_without_weights(self._model.servable, new, most_bytes=budget_bytes)
 
 
 def _guessed_s(programs: Mapping[Bucket, Program]) -> Callable[[Bucket], float]:

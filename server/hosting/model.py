@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ class Model:
         self._successor = successor
 
     def unload(self) -> None:
-        """Let programs, buffers and weights go; device thread, nothing waits and nothing runs."""
+        """Let programs, buffers and weights go; nothing waits, nothing runs and nothing more is let in."""
         self.batcher.planner = None
         for bucket in self._opened:
             self._let_go(bucket)
@@ -300,13 +301,13 @@ class Model:
 
     def most_steps(self, bucket: Bucket) -> int:
         """How many batches may share the call of this bucket's program; device thread only."""
-        program = self.cache.get(bucket)
+        program = self.cache.find(bucket)
         return program.stepped.layout.plan.steps if isinstance(program, CaseProgram) else 1
 
     def borrow_staging(self, program: Program) -> Staging | StepStaging:
         """A staging set for a program that no batch in flight uses; device thread only."""
         free = self._staging.setdefault(_staged_as(program), [])
-        if free:
+        with suppress(IndexError):  # of several device threads another may take the last
             return free.pop()
         if isinstance(program, CaseProgram):
             return StepStaging(self.servable.signature, program.stepped.layout)

@@ -6,11 +6,12 @@ answered by the old version; its programs and weights are let go once the last o
 
 import threading
 from collections.abc import Callable, MutableMapping, MutableSequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from ...jit_cache import Program, Servable, warm_up
+from ...jit_cache import CompileError, Program, Servable, warm_up
 from ..batching.device import Retire
 from ..batching.dispatcher import Dispatcher
 from ..errors import Closed, ConfigError
@@ -88,8 +89,31 @@ class Versions:
                 self._refitting.resume(self._by_name[new.name])
             retired = Retire(old, Future())
             self._dispatcher.post(retired)
-        retired.done.result(timeout_s)
+        try:
+            retired.done.result(timeout_s)
+        except TimeoutError:
+            retired.done.add_done_callback(lambda _: self._free(old))
+            raise
+        freed = self._free(old)
+        if freed is not None:
+            with suppress(CancelledError):  # the server ends, and with it both versions
+                freed.result(timeout_s)
         return new
+
+    def _probe_in_lull(self, model: Model, program: Program) -> float:
+        self._dispatcher.wait_lull()
+        return self._probe(model, program)
+
+    def _free(self, old: Model) -> "Future[None] | None":
+        """Let a version's programs and weights go in the compile thread: it takes as long as a batch."""
+        try:
+            return self._shared.compiler.submit(partial(self._unload_in_lull, old))
+        except CompileError:  # the server ended
+            return None
+
+    def _unload_in_lull(self, model: Model) -> None:
+        self._dispatcher.wait_lull()
+        model.unload()
 
     def _warm(self, old: Model, model: Model) -> None:
         # Two versions are in memory at once here: a plan for one would be wrong.
@@ -99,9 +123,10 @@ class Versions:
                 warm_up(
                     model.cache,
                     model.order,
-                    partial(self._probe, model),
+                    partial(self._probe_in_lull, model),
                     report=model.report,
                     stop=self._stop,
+                    before=self._dispatcher.wait_lull,
                 )
             if model.report.stopped:
                 raise Closed("the server closed before the new version was warm: it is not served")

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ... import _version
 from ..config import HttpConfig
@@ -21,8 +21,11 @@ from . import kserve, kserve_schema, openai, openapi
 from .debug import Options, add_debug
 from .encode import dumps
 from .entry import Entry, Keys
+from .front import Application
+from .gate import Gate
 from .generate import generation_routes
 from .hot import HotPaths
+from .refusals import Refusals
 from .traced import Traced
 from .wire import Call, HotRoute, error_headers
 
@@ -59,8 +62,11 @@ def create_app(
     """
     texts = {} if texts is None else texts
     metrics = metrics or Metrics()
+    metrics.ready_of = lambda: {
+        name: one.ready and not engine.draining for name, one in engine.models.items()
+    }
     config = config or HttpConfig()
-    app = FastAPI(title="servax", version=_version.__version__, lifespan=lifespan)
+    app = Application(title="servax", version=_version.__version__, lifespan=lifespan)
     app.router.redirect_slashes = False
     _add_hot_routes(app, engine, texts, metrics, config)
     _add_openai(app, engine)
@@ -80,15 +86,14 @@ def create_app(
         response = await handler(Request(scope), scope["servax.error"])
         await response(scope, receive, send)
 
-    app.add_middleware(
-        Entry,
-        keys=Keys(api_keys),
-        refuse=refuse,
-        client_header=config.client_header,
-        hot=HotPaths(app.router.routes, lambda endpoint: isinstance(endpoint, HotRoute)),
-    )
+    hot = HotPaths(app.router.routes, lambda endpoint: isinstance(endpoint, HotRoute))
+    passed: dict[str, Any] = {"keys": Keys(api_keys), "refuse": refuse, "client_header": config.client_header}
+    app.add_middleware(Entry, hot=hot, **passed)
+    front: ASGIApp = Entry(refuse, **passed)
     if tracing is not None:
         app.add_middleware(Traced, tracing=tracing)
+        front = Traced(front, tracing=tracing)
+    app.go_past(front, hot)
     openapi.install(app)
     return app
 
@@ -103,11 +108,13 @@ def _add_hot_routes(
     }
 
     def openai_error(call: Call, error: ServerError) -> bytes:
-        return openai.error_body(call, error, engine.status())
+        return openai.error_body(call, error, _progress(engine, error))
 
     def kserve_error(call: Call, error: ServerError) -> bytes:
-        return kserve.error_body(call, error, engine.status())
+        return kserve.error_body(call, error, _progress(engine, error))
 
+    gate = options["gate"] = Gate(config.most_lag_s, metrics.unread)
+    app.state.servax_refusals = Refusals(gate, kserve_error, openai_error)
     embeddings = HotRoute("embeddings", openai.Embeddings(engine, texts, metrics), openai_error, **options)
     infer = HotRoute("infer", kserve.Infer(engine, texts, metrics), kserve_error, **options)
     app.router.routes += [
@@ -116,6 +123,10 @@ def _add_hot_routes(
         Route(openapi.INFER_VERSION, infer, methods=["POST"]),
         *generation_routes(engine, metrics=metrics, config=config),
     ]
+
+
+def _progress(engine: Engine, error: ServerError) -> Mapping[str, Any] | None:
+    return engine.status() if isinstance(error, NotReady) else None
 
 
 def _add_openai(app: FastAPI, engine: Engine) -> None:
@@ -230,8 +241,7 @@ def _server_error(engine: Engine, config: HttpConfig) -> Callable[[Request, Exce
     async def handle(request: Request, error: Exception) -> Response:
         if not isinstance(error, ServerError):
             raise error
-        status = engine.status() if isinstance(error, NotReady) else None
-        response = _error_response(request.url.path, error, status, error.http_status)
+        response = _error_response(request.url.path, error, _progress(engine, error), error.http_status)
         for key, value in error_headers(error, config.retry_after_s):
             response.headers[key.decode()] = value.decode()
         return response

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..context import CALL, TRACE, CallContext, parse_traceparent
 from ..errors import ServerError, Unauthorized
-from .hot import HotPaths
+from .hot import HOT, HotPaths
 
 # What an operator's tools read without a key: probes, metrics, the live page.
 OPEN_PATHS = frozenset(
@@ -105,7 +105,7 @@ class Entry:
                 message["headers"] = [*message["headers"], (b"x-request-id", chosen)]
             await send(message)
 
-        app = (self._hot.find(scope) if self._hot is not None else None) or self._app
+        app = scope.pop(HOT, None) or (self._hot and self._hot.find(scope)) or self._app
         client = ""
         try:
             if scope["path"] not in OPEN_PATHS:

@@ -6,7 +6,7 @@ import msgspec
 from starlette.routing import Route
 
 from ..config import HttpConfig
-from ..errors import ServerError
+from ..errors import NotReady, ServerError
 from ..metrics import Metrics
 from ..seam import Engine
 from ..tokenizing import Tokenizing
@@ -101,10 +101,10 @@ def generation_routes(engine: Engine, *, metrics: Metrics, config: HttpConfig) -
     shared = engine, Tokenizing(config.tokenize_inline_chars, config.tokenize_pending_chars)
 
     def as_openai(call: Call, error: ServerError) -> bytes:
-        return openai.error_body(call, error, engine.status())
+        return openai.error_body(call, error, engine.status() if isinstance(error, NotReady) else None)
 
     def as_kserve(call: Call, error: ServerError) -> bytes:
-        return kserve.error_body(call, error, engine.status())
+        return kserve.error_body(call, error, engine.status() if isinstance(error, NotReady) else None)
 
     routes = [
         (COMPLETIONS, StreamRoute("completions", Completions(*shared), as_openai, **options)),

@@ -6,9 +6,13 @@ route, and middleware that an owner adds stays in front of all.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Scope
+
+HOT: Final = "servax.hot"
+"""Key of an ASGI scope: the application of its hot route, where it was found already."""
 
 
 class HotPaths:
@@ -17,16 +21,23 @@ class HotPaths:
     Args:
         routes: of the application, read at the first request.
         self_contained: whether an endpoint answers each of its errors itself.
+
+    Attributes:
+        traced: whether FastAPI has traced a request.
     """
 
     def __init__(self, routes: Sequence[BaseRoute], self_contained: Callable[[object], bool]) -> None:
         self._routes, self._self_contained = routes, self_contained
         self._hot: list[Route] | None = None
+        self.traced = False
 
     def find(self, scope: Scope) -> ASGIApp | None:
         """The application for a request, its path parameters put into the scope; None for the usual way."""
         # Where FastAPI traces a request it wants to see the route chosen; where it is mounted, the path cut.
-        if scope["method"] != "POST" or scope.get("root_path") or "fastapi.telemetry" in scope:
+        if scope["method"] != "POST" or scope.get("root_path"):
+            return None
+        if "fastapi.telemetry" in scope:
+            self.traced = True
             return None
         if self._hot is None:
             self._hot = [

@@ -43,16 +43,10 @@ class Infer:
         front = self._texts.get(model.name)
         rows, cuts = await rows_of(model, front, request.parameters, inputs.tensors, inputs.shapes)
         self._metrics.cut(model.name, len(cuts))
-        timeout_us = whole(request.parameters, "timeout")
+        timeout_s = call.left_s(whole(request.parameters, "timeout") / 1e6)
         priority = whole(request.parameters, "priority")
         with maybe_pinned(request.parameters) as pin:
-            answers = (
-                await model.submit(
-                    rows, priority=priority, timeout_s=timeout_us / 1e6 if timeout_us else None
-                )
-                if rows
-                else []
-            )
+            answers = await model.submit(rows, priority=priority, timeout_s=timeout_s) if rows else []
         head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
         if request.id is not None:
             head["id"] = request.id

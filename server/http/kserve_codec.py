@@ -22,7 +22,7 @@ from .encode import (
 from .kserve_schema import InferRequest, InputTensor, OnlyId, Parameters
 from .wire import Call, Reply
 
-HEADER_LENGTH = "inference-header-content-length"
+HEADER_LENGTH = b"inference-header-content-length"
 _KNOWN = {
     "request": {
         *("priority", "timeout", "binary_data_output", "truncate", "truncate_side", "deterministic"),
@@ -87,10 +87,10 @@ def _split(call: Call) -> tuple[bytes | memoryview, memoryview]:
     declared = call.headers.get(HEADER_LENGTH)
     if declared is None:
         return call.body, memoryview(b"")
-    if not declared.isascii() or not declared.isdecimal() or int(declared) > len(call.body):
+    if not declared.isdigit() or int(declared) > len(call.body):
         raise BadRequest(
             f"Inference-Header-Content-Length is the bytes of the JSON part, 0 to {len(call.body)} here, "
-            f"got {declared!r}; correct it."
+            f"got {declared.decode('latin-1')!r}; correct it."
         )
     view = memoryview(call.body)
     return view[: int(declared)], view[int(declared) :]

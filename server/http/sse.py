@@ -70,7 +70,7 @@ class StreamRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         begin_s = time.perf_counter()
-        headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]}
+        headers = dict(scope["headers"])
         call = Call(headers, scope.get("path_params", {}))
         outcome, reason = "ok", ""
         try:

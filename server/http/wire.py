@@ -17,6 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import (
     BadRequest,
     Closed,
+    DeadlineExceeded,
     Overloaded,
     PayloadTooLarge,
     ServerError,
@@ -24,6 +25,7 @@ from ..errors import (
     Unavailable,
 )
 from ..metrics import Metrics
+from .gate import CAME, Gate
 
 Header = tuple[bytes, bytes]
 # A client that leaves sooner is noticed then; what it asked for is either answered or freed by that time.
@@ -40,20 +42,41 @@ class Call:
     """One request, and what became known of it so far; an error reply names those facts.
 
     Attributes:
-        headers: lower-case name to value.
+        headers: lower-case name to value, as they came.
         path: parameters of the path.
         body: the whole body.
         model: name of the served model, once it is found; a label of the metrics.
         param: the field that is being looked at, for the error body.
         request_id: the id in the request's body, for protocols that have one.
+        came_s: when its head was read, monotonic seconds: the caller's time runs from then.
+        allowed_s: seconds that the caller allows for the answer; None for no bound.
     """
 
-    headers: dict[str, str]
+    headers: dict[bytes, bytes]
     path: dict[str, str]
     body: bytes = b""
     model: str = ""
     param: str | None = None
     request_id: str | None = None
+    came_s: float = field(default_factory=time.monotonic)
+    allowed_s: float | None = None
+
+    def left_s(self, allowed_s: float | None) -> float | None:
+        """What is left of so many seconds from the arrival; 0 and None are no bound.
+
+        Raises:
+            DeadlineExceeded: nothing is left.
+        """
+        if not allowed_s:
+            return None
+        self.allowed_s = allowed_s
+        left_s = self.came_s + allowed_s - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded(
+                f"A request needs time left once it is read, got {allowed_s:.3g} s from its arrival; "
+                "allow more."
+            )
+        return left_s
 
 
 @dataclass(slots=True)
@@ -80,6 +103,7 @@ class HotRoute:
         metrics: counts each call once, by what the client got.
         max_body_bytes: larger bodies get 413.
         retry_after_s: `Retry-After` of 503.
+        gate: told what callers allow.
     """
 
     def __init__(
@@ -91,8 +115,10 @@ class HotRoute:
         metrics: Metrics,
         max_body_bytes: int,
         retry_after_s: float,
+        gate: Gate | None = None,
     ) -> None:
         self.route = route
+        self._gate = gate
         self._handler = handler
         self._error_shape = error_shape
         self._metrics = metrics
@@ -102,9 +128,11 @@ class HotRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         start_s = time.perf_counter()
-        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
+        headers = dict(scope["headers"])
         call = Call(headers, scope.get("path_params", {}))
-        outcome, reason = "ok", ""
+        if (came := scope.get(CAME)) is not None:
+            call.came_s = came[0]
+        outcome, reason, error = "ok", "", None
         try:
             call.body = await read_body(headers, receive, self._max_body_bytes)
             reply = await run_while_connected(self._handler(call), receive)
@@ -118,6 +146,8 @@ class HotRoute:
                 self._metrics.shed(call.model, error.cause)
             headers_out = error_headers(error, self._retry_after_s)
             reply = Reply(self._error_shape(call, error), status=error.http_status, headers=headers_out)
+        if self._gate is not None:
+            self._gate.allowed(call.allowed_s, refused=isinstance(error, Overloaded | DeadlineExceeded))
         self._count(call, outcome, reason, start_s)
         await send_reply(send, reply)
 
@@ -156,7 +186,7 @@ async def send_reply(send: Send, reply: Reply) -> None:
     await send({"type": "http.response.body", "body": reply.body})
 
 
-async def read_body(headers: dict[str, str], receive: Receive, limit: int) -> bytes:
+async def read_body(headers: dict[bytes, bytes], receive: Receive, limit: int) -> bytes:
     """Reads the request's body.
 
     Raises:
@@ -164,14 +194,17 @@ async def read_body(headers: dict[str, str], receive: Receive, limit: int) -> by
         PayloadTooLarge: the body has more than `limit` bytes, by its header or as it arrives.
         ClientGoneError: the client left before its end.
     """
-    encoding = headers.get("content-encoding", "identity")
-    if encoding != "identity":
+    encoding = headers.get(b"content-encoding", b"identity")
+    if encoding != b"identity":
         raise BadRequest(
-            f"A request body must not be compressed, got Content-Encoding {encoding!r}; send it plain."
+            f"A request body must not be compressed, got Content-Encoding {encoding.decode('latin-1')!r}; "
+            "send it plain."
         )
-    declared = headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > limit:
-        raise PayloadTooLarge(f"A request body has at most {limit} bytes, got {declared}; split the request.")
+    declared = headers.get(b"content-length", b"0")
+    if declared.isdigit() and int(declared) > limit:
+        raise PayloadTooLarge(
+            f"A request body has at most {limit} bytes, got {int(declared)}; split the request."
+        )
     message = await receive()
     parts: list[bytes] = []
     size = 0

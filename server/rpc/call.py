@@ -15,6 +15,7 @@ from google.rpc import error_details_pb2, status_pb2
 from ..context import CALL, TRACE, CallContext, parse_traceparent
 from ..errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
 from ..http.entry import Keys
+from ..http.gate import Gate, late
 from ..metrics import Metrics
 from ..seam import Engine
 
@@ -81,6 +82,7 @@ class Method:
         retry_after_s: advice that goes with UNAVAILABLE.
         metrics: counts each call once, by what the client got; None counts nothing.
         keys: who may call; None for a probe, which everybody may.
+        gate: refuses unread what the event loop cannot begin in time; None lets all in.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class Method:
         metrics: Metrics | None = None,
         *,
         keys: Keys | None = None,
+        gate: Gate | None = None,
     ) -> None:
+        self._turns = None if gate is None else Turns(gate)
         self._handler = handler
         self._engine = engine
         self._retry_after_s = retry_after_s
@@ -102,24 +106,33 @@ class Method:
         """Answers one call."""
         start_s = time.perf_counter()
         call = GrpcCall(context, allowed_s=context.time_remaining())
+        if self._turns is not None and not self._turns.enter():
+            await self._turns.refuse(call, self._engine)
         try:
             self._enter(context)
             answer = await self._handler(raw, call)
         except asyncio.CancelledError:
             late = call.expired()
+            self._learn(call, refused=late)
             error_type = DeadlineExceeded if late else Cancelled
             self._count(call, "error" if late else "cancelled", error_type.reason, start_s)
             raise
         except Exception as cause:
             error = cause if isinstance(cause, ServerError) else _log_fault()
         else:
+            self._learn(call)
             self._count(call, "ok", "", start_s)
             return answer
+        self._learn(call, refused=isinstance(error, Overloaded | DeadlineExceeded))
         self._count(call, "error", error.reason, start_s)
         if self._metrics is not None and isinstance(error, Overloaded):
             self._metrics.shed(call.model, error.cause)
         await refuse(call, error, self._engine, self._retry_after_s)
         raise error  # never reached: refusing ends the call
+
+    def _learn(self, call: GrpcCall, *, refused: bool = False) -> None:
+        if self._turns is not None:
+            self._turns.gate.allowed(call.allowed_s, refused=refused)
 
     def _enter(self, context: Any) -> None:
         """Check the key, and keep who calls under which ids; a call has a context of its own."""
@@ -139,6 +152,45 @@ class Method:
             if _access.isEnabledFor(logging.INFO):
                 extra = {"model": call.model, "reason": reason, "seconds": round(seconds, 6)}
                 _access.info("grpc ModelInfer %s", outcome, extra=extra)
+
+
+class Turns:
+    """The gate of a transport that does not tell when it has read a request.
+
+    What begins in one turn of the event loop was read before it, so the last of them waited for the others.
+
+    Args:
+        gate: decides.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self._begun = 0
+        self._begin_s = 0.0
+
+    def enter(self) -> bool:
+        """Whether a call may begin."""
+        now_s = time.monotonic()
+        if self.gate.enter(now_s) is None:
+            return False
+        if not self._begun:
+            self._begin_s = now_s
+            asyncio.get_running_loop().call_soon(self._end)
+        self._begun += 1
+        return True
+
+    def _end(self) -> None:
+        count, self._begun = self._begun, 0
+        lag_s = time.monotonic() - self._begin_s
+        for _ in range(count):
+            self.gate.begun(count - 1, lag_s, lag_s * (count - 1) / count)
+
+    async def refuse(self, call: GrpcCall, engine: Engine) -> None:
+        """Ends a call that may not begin; never returns."""
+        if self.gate.refused():
+            asyncio.get_running_loop().call_soon(self.gate.flush)
+        error = late(self.gate)
+        await refuse(call, error, engine, error.retry_after_s)
 
 
 def _log_fault() -> ServerError:

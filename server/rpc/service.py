@@ -15,6 +15,7 @@ from ..config import GrpcConfig
 from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from ..http.asgi import find_listed
 from ..http.entry import Keys
+from ..http.gate import Gate
 from ..http.kserve import join, maybe_pinned, model_metadata, said_of, wanted_outputs
 from ..http.kserve_codec import whole
 from ..http.rows import rows_of
@@ -159,7 +160,8 @@ class Service:
     def handlers(self) -> grpc.GenericRpcHandler:
         """What gRPC calls, by method name."""
         retry_s = self._config.retry_after_s
-        counted = Method(self._infer, self._engine, retry_s, self._metrics, keys=self._keys)
+        gate = Gate(self._config.most_lag_s, self._metrics.unread)
+        counted = Method(self._infer, self._engine, retry_s, self._metrics, keys=self._keys, gate=gate)
         methods: dict[str, Method] = {"ModelInfer": counted}
         for name, handler in {
             "ServerLive": self._server_live,

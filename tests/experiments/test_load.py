@@ -85,6 +85,17 @@ def test_what_is_refused_expires_or_breaks_is_counted_apart() -> None:
     assert (found["refused"], found["expired"], found["failed"], found["unanswered"]) == (1, 1, 1, 1)
 
 
+def test_a_client_that_waits_for_a_connection_has_not_kept_up() -> None:
+    outcome = Outcome(1.0, sent=2, lags_s=[0.001, 0.001])
+    outcome.note(200, 0.05, 0.001)
+    outcome.note(429, 0.31, 0.3)
+    found = outcome.summary(0.1)
+    assert found["client_kept_up"] is False
+    assert found["client_lag_p99_ms"] == pytest.approx(1.0)
+    assert found["client_wait_p99_ms"] == pytest.approx(300, rel=0.02)
+    assert found["refusal_p99_ms"] == pytest.approx(10.0)
+
+
 def test_a_sweep_over_a_server_and_its_figure(tmp_path: Path) -> None:
     with running(create_app(FakeEngine(doubler("ragged", shape=("length",))))) as url:
         found = load.measure(url, "ragged", TRACE, [20.0, 40.0], seconds=0.5, slo_s=5.0)

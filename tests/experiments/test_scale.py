@@ -96,6 +96,7 @@ def test_quick_run_holds_its_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "surge": scale.surge(world, 1, (1.0, 40.0), 40.0),
             "start": scale.start((1, 10)),
             "million": scale.million(seed, 2e4, 0.5, 0.05),
+            "one process": [{"devices": 8, "requests_per_s": 400.0, "times": 8.0, "busy": 1.0}],
         }
 
     monkeypatch.setattr(scale, "measure", small)

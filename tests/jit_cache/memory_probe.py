@@ -17,6 +17,7 @@ from servax.bucketing import Bucket
 from servax.jit_cache import Program, Servable, Staging, compile_program
 from servax.jit_cache.device_memory import peak_bytes, trim_heap
 from servax.jit_cache.memory import plan_memory, staging_bytes
+from servax.jit_cache.scratch import scratch_without_weights
 
 F32 = jnp.float32
 Model = tuple[Servable, Callable[[], Any], list[tuple[int, ...]]]
@@ -97,28 +98,25 @@ def resident(name: str) -> int:
 
 def serve(servable: Servable, programs: list[Program]) -> None:
     sets = {one: [Staging(servable.signature, one.bucket) for _ in range(2)] for one in programs}
-    for program, pair in sets.items():
-        # Two batches whose outputs are in memory at once, launched one after the other.
-        held = [jax.block_until_ready(program(filled(servable, program, staging))) for staging in pair]
-        del held
+    held: list[Any] = []
+    # The largest first: its outputs may be in memory while a hungrier program runs.
+    for program in reversed(programs):
+        for staging in sets[program]:
+            held = [*held[-1:], jax.block_until_ready(program(filled(servable, program, staging)))]
 
 
 def main(name: str) -> None:
     servable, load, sizes = globals()[name]()
     buckets = [Bucket(servable.grid.axes, one) for one in sizes]
     programs = [compile_program(servable, one, [None] * len(servable.leaves)) for one in buckets]
+    # As at a first start: nothing is known of earlier ones, and no weight is loaded.
+    scratch = scratch_without_weights(servable, {one.bucket: one for one in programs}, most_bytes=1 << 40)
     jax.clear_caches()
     trim_heap()
     before = resident("VmRSS")
     leaves = [jax.device_put(leaf) for leaf in jax.tree.leaves(load())]
     jax.block_until_ready(leaves)
     programs = [program.with_leaves(leaves) for program in programs]
-    scratch = {}
-    for program in programs:
-        inputs = filled(servable, program, Staging(servable.signature, program.bucket))
-        facts = program.facts
-        took = peak_bytes(lambda program=program, inputs=inputs: program(inputs)) or 0
-        scratch[program.bucket] = max(0, took - facts.temp_bytes - facts.output_bytes)
     options = {
         "weights_bytes": sum(leaf.nbytes for leaf in leaves),
         "budget_bytes": 1 << 40,
@@ -127,7 +125,6 @@ def main(name: str) -> None:
     facts_by_bucket = {program.bucket: program.facts for program in programs}
     plan = plan_memory(facts_by_bucket, **options, scratch_bytes=scratch, slack_bytes=int(sys.argv[2]))
     bare = plan_memory(facts_by_bucket, **options)
-    del inputs
     peaks = []
     for _ in range(3):
         peak_bytes(lambda: serve(servable, programs))

@@ -4,9 +4,12 @@ import os
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
-from servax.jit_cache import Servable, SignatureError
-from servax.jit_cache.replicas import Replicas
+from jax.sharding import Mesh
+from servax.jit_cache import Placement, Servable, SignatureError
+from servax.jit_cache.replicas import Replicas, devices_each
 
 SCRIPT = """
 import pathlib, sys
@@ -22,7 +25,7 @@ servable = Servable(
 )
 inner = StoredPrograms(Store.open(pathlib.Path(sys.argv[1]), home=pathlib.Path(sys.argv[1] + "-home")))
 replicas = Replicas(jax.devices(), inner)
-assert len(replicas.devices) == 4
+assert len(replicas.places) == 4
 bucket = Bucket(("batch",), (2,))
 leaves = servable.place()
 program = replicas(servable, bucket, leaves)
@@ -65,9 +68,37 @@ def test_replicas_are_on_distinct_devices():
         Replicas([], lambda *_: None)
 
 
-def test_a_model_that_runs_several_batches_a_call_is_refused():
-    import jax
+def test_each_replica_takes_as_many_devices_as_the_mesh_of_its_model():
+    one = Servable(
+        lambda x: x,
+        inputs={"x": "float32[4]"},
+        placement=Placement(Mesh(np.array(jax.devices()[:1]), ("data",))),
+    )
+    plain = Servable(lambda x: x, inputs={"x": "float32[4]"})
+    assert devices_each([one, plain]) == devices_each([plain]) == 1
+    with pytest.raises(SignatureError, match="each replica takes 2 devices"):
+        Replicas(jax.devices()[:1], lambda *_: None, each=2)
 
-    servable = Servable(lambda x: x, inputs={"x": "float32[length]"}, limits={"length": 8}, sizes="switched")
-    with pytest.raises(SignatureError, match="static programs"):
-        Replicas(jax.devices()[:1], lambda *_: None).check(servable)
+
+def test_what_a_store_remembers_of_the_first_copy_counts_for_all():
+    told = []
+
+    class Remembers:
+        def __call__(self, servable, bucket, leaves):
+            raise AssertionError
+
+        def timed(self, servable, bucket, plan):
+            told.append(("timed", servable.devices, bucket, plan))
+            return 0.5
+
+        def measured(self, servable, bucket, run_s, plan):
+            told.append(("measured", servable.devices, bucket, run_s))
+
+    servable = Servable(lambda x: x, inputs={"x": "float32[4]"})
+    bucket, devices = servable.grid.buckets[0], tuple(jax.devices()[:1])
+    replicas = Replicas(devices, Remembers())
+    assert replicas.timed(servable, bucket) == 0.5
+    replicas.measured(servable, bucket, 0.25)
+    assert replicas.scratch(servable, bucket) is None
+    assert told == [("timed", devices, bucket, None), ("measured", devices, bucket, 0.25)]
+    assert Replicas(devices, lambda *_: None).timed(servable, bucket) is None

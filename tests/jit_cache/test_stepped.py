@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 from servax.bucketing import Bucket, Grid
 from servax.jit_cache import InputError, OutputError, Servable, SignatureError, compile_program
 from servax.jit_cache.placement import Placement
@@ -142,12 +143,27 @@ def test_a_plan_has_cases_and_steps(cases, steps):
         StepPlan(tuple(cases), steps)
 
 
-def test_several_devices_keep_static_programs():
+def test_a_mesh_runs_it_too():
     import jax
 
-    mesh = jax.make_mesh((1,), ("d",))
-    with pytest.raises(SignatureError, match="several devices"):
-        servable(placement=Placement(mesh), sizes="switched")
+    with pytest.raises(SignatureError, match="explicit axes"):
+        servable(placement=Placement(jax.make_mesh((1,), ("d",))), sizes="switched")
+    mesh = jax.make_mesh((1,), ("d",), (AxisType.Auto,))
+    one = servable(placement=Placement(mesh), sizes="switched")
+    program = compile_stepped(one, StepPlan(GRID.buckets, 4), one.place())
+    staging, bucket, values = (
+        StepStaging(one.signature, program.layout),
+        GRID.buckets[0],
+        np.float32([1, 2, 5]),
+    )
+    staging.fill(0, bucket, [{"x": values}], [(3,)])
+    outputs = program(staging.close(1))
+    assert outputs[0].sharding.device_set == set(one.devices)
+    (row,) = one.outputs.cut(program.pieces(outputs, 0, bucket), [(3,)])
+    got = dict(zip([leaf.name for leaf in one.outputs.leaves], row, strict=True))
+    mean, each = expected(3, values)
+    np.testing.assert_allclose(got["mean"], mean, rtol=1e-6)
+    np.testing.assert_array_equal(got["each"], each)
 
 
 def test_a_case_that_loses_rows_is_refused():

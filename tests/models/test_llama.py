@@ -179,6 +179,54 @@ def test_any_cutting_in_any_company_gives_the_same_logits(data):
             close(got[name], want[name][done[name] - 1])
 
 
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_mixed_steps_give_what_chunks_of_their_own_give(data):
+    """Rows with one token and rows with a chunk, in any order; one of those with more tokens has a past."""
+    rows, beside, reader = 10, 12, data.draw(st.integers(0, 9))
+    pool = Pool(page_size=3, pages=120, width=8, seed=data.draw(st.integers(0, 9)))
+    lengths = [data.draw(st.integers(0, 4)) for _ in range(rows)]
+    held = [
+        data.draw(st.integers(0, 9)) if length == 1 or row == reader else 0
+        for row, length in enumerate(lengths)
+    ]
+    texts = {row: tokens_of(held[row] + lengths[row], row) for row in range(rows) if lengths[row]}
+    pool.append({row: text[: held[row]] for row, text in texts.items()}, rows=rows, chunk=9)
+    kv = pool.kv
+    chunks = {row: text[held[row] :] for row, text in texts.items()}
+    want = pool.append(chunks, rows=rows, chunk=4)
+    further = [(token, row, at) for row, chunk in chunks.items() for at, token in enumerate(chunk[:-1])]
+    further = (further + [(7, -1, 2)] * beside)[:beside]
+    chunks = {
+        row: chunk for row, chunk in chunks.items() if sum(one[1] == row for one in further) + 1 == len(chunk)
+    }
+    ids, table = np.zeros(rows, np.int32), np.zeros((rows, 8), np.int32)
+    for row, chunk in chunks.items():
+        ids[row], table[row, : len(pool.tables[row])] = chunk[-1], pool.tables[row]
+    got, after = mixed()(
+        pool.model.params,
+        kv,
+        ids=ids,
+        further_ids=np.array(further, np.int32)[:, 0],
+        further=np.array([one if one[1] in chunks else (7, -1, 2) for one in further], np.int32).T[1:],
+        reads=np.int32(reader),
+        page_table=table,
+        context_lengths=np.array([held[row] if row in chunks else 0 for row in range(rows)], np.int32),
+        chunk_lengths=np.array([len(chunks.get(row, ())) for row in range(rows)], np.int32),
+    )
+    assert np.isfinite(got).all()
+    for row in chunks:
+        close(np.asarray(got[row]), want[row])
+        for name, part in after.items():
+            own = np.array(pool.tables[row])
+            np.testing.assert_allclose(part[:, own], pool.kv[name][:, own], rtol=0, atol=1e-4)
+
+
+@functools.cache
+def mixed():
+    return jax.jit(model_of().mixed_step)
+
+
 @functools.cache
 def jitted_forward():
     return jax.jit(model_of().forward)

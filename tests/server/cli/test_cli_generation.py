@@ -45,6 +45,11 @@ def test_one_language_model_is_a_server_of_its_own() -> None:
     assert wiring.left_over(server) == []
 
 
+def test_a_language_model_is_not_copied() -> None:
+    with pytest.raises(ConfigError, match="2 were asked for and all models here write text"):
+        build(model=TINY, replicas=2)
+
+
 @pytest.mark.parametrize(
     ("budget", "pages"), [(None, 2 + 2 * 8), ("auto", 2 + 2 * 8), ("1000000000", 2 + 16)]
 )
@@ -82,6 +87,7 @@ def test_several_models_are_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scheme": "linear:8"}, "got scheme='linear:8'"),
         ({"max_elements": 10}, "got max_elements=10"),
         ({"max_length": 10}, "brings its own limit, got max_length=10"),
+        ({"quantize": "int8"}, "brings its own weights, got quantize='int8'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:

@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servax.jit_cache import Servable, StoredPrograms
+from servax.jit_cache import Servable, StoredPrograms, WarmupStep
 from servax.jit_cache.store import Store
 from servax.server.cli.app import app
+from servax.server.cli.counting import load_counter
+from servax.server.cli.store_url import check_store_url
+from servax.server.metrics import Metrics
 from typer.testing import CliRunner
 
 
@@ -73,3 +76,34 @@ def test_looking_makes_no_store(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["store", "ls", "--store", str(tmp_path / "none"), "--json"])
     assert json.loads(result.output)["programs"] == []
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "warmup"])
+@pytest.mark.parametrize("url", ["badscheme://x", "simplecache::badscheme://x"])
+def test_a_store_of_an_unknown_scheme_is_refused_at_the_start(command: str, url: str) -> None:
+    result = CliRunner().invoke(app, [command, "no_such_module:model", "--store", url])
+    assert result.exit_code == 3
+    said = " ".join(result.stderr.split())
+    assert f"fsspec knows, such as s3 or gs, got {url!r}; correct 'badscheme' or name a directory" in said
+    assert "listening" not in said
+
+
+def test_a_store_of_a_known_scheme_is_taken() -> None:
+    for location in (None, "some/folder", "memory://x", "simplecache::memory://x"):
+        check_store_url(location)
+
+
+def test_a_step_that_the_end_cuts_short_has_not_failed(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, ended = Metrics(), [False]
+    seen: list[str] = []
+    count = load_counter(metrics, lambda model, step: seen.append(model), lambda: ended[0])
+    step = WarmupStep("4", 1, 2, 0.1, error="a closed server runs nothing")
+    with caplog.at_level("INFO", logger="servax.programs"):
+        count("failed", step)
+        assert "program failed" in caplog.text
+        caplog.clear()
+        ended[0] = True
+        count("stopped", step)
+    assert seen == ["failed"]
+    assert caplog.text == ""
+    assert [one["model"] for one in metrics.events.listed()] == ["failed"]

@@ -49,7 +49,21 @@ class Caller:
 class Bench:
     """An engine over whole numbers, turned by hand: one turn is one step."""
 
-    def __init__(self, *, pages=64, page_size=4, rows=8, depth=2, steps=1, buckets=None, cache=True, **model):
+    def __init__(
+        self,
+        *,
+        pages=64,
+        page_size=4,
+        rows=8,
+        depth=2,
+        steps=1,
+        buckets=None,
+        mixed=((8, 8), (2, 3)),
+        cache=True,
+        priorities="strict",
+        client_rows=None,
+        **model,
+    ):
         self.model = FakeModel(**model)
         setup = Setup(
             pages=pages,
@@ -57,16 +71,18 @@ class Bench:
             max_rows=rows,
             prefill_chunk=32,
             prefill_buckets=tuple(Bucket(*b) for b in buckets or ((1, 16), (1, 4), (8, 4))),
+            mixed_buckets=tuple(Bucket(*b) for b in mixed),
             decode_rows=None,
             decode_steps=steps,
             depth=depth,
             prefix_cache=cache,
+            priorities=priorities,
             tops=3,
             biases=4,
             stop_ids=4,
         )
         self.clock = ManualClock()
-        self.desk = Desk(self.clock, 100_000)
+        self.desk = Desk(self.clock, 100_000, client_rows=client_rows)
         self.records = []
         self.engine, _, bounds = build(
             self.model, setup, self.desk, self.clock, self.records.append, FakePrograms
@@ -75,7 +91,17 @@ class Bench:
         self.books, self.door = self.engine.books, Door(self.model, bounds)
         self._order = itertools.count()
 
-    def ask(self, prompt, *, salt=None, adapter=None, priority=5, deadline_s=float("inf"), **params):
+    def ask(
+        self,
+        prompt,
+        *,
+        salt=None,
+        adapter=None,
+        priority=5,
+        deadline_s=float("inf"),
+        client="",
+        **params,
+    ):
         params = SamplingParams(**{"temperature": 0.0, **params})
         prompt, caller = self.door.ids(prompt), Caller()
         caller.params, caller.prompt = params, prompt.tolist()
@@ -91,6 +117,7 @@ class Bench:
             priority=priority,
             deadline_s=deadline_s,
             namespace=Namespace(adapter, salt),
+            client=client,
         )
         self.desk.post(caller.who)
         return caller
@@ -183,6 +210,7 @@ ROOMY = {"pages": 130, "page_size": 8, "max_rows": 8}
 TIGHT = {"pages": 18, "page_size": 8, "max_rows": 8}
 COMMON = {
     "prefill_buckets": ((1, 16), (8, 8)),
+    "mixed_buckets": ((8, 8),),
     "decode_rows": (1, 3, 8),
     "max_logprobs": 3,
     "max_logit_bias": 4,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servax.server.batching.request import IllegalMove
-from servax.server.generation.chunking import Bucket, choose_bucket, default_buckets
+from servax.server.generation.chunking import Bucket, Prompt, choose, default_buckets, default_mixed
 from servax.server.generation.errors import PoolFault
 from servax.server.generation.pages import PagePool
 from servax.server.generation.params import SamplingParams
@@ -101,14 +101,39 @@ def test_stop_strings_do_not_depend_on_the_cuts(text, stops, cuts):
 def test_chunks_are_cut_so_that_buckets_are_filled():
     buckets = default_buckets(128, 32)
     assert buckets == ((1, 16), (1, 64), (1, 128), (2, 64), (8, 16))
-    assert choose_bucket(buckets, [500]) == (1, 128)
-    assert choose_bucket(buckets, [65]) == (1, 64)
-    assert choose_bucket(buckets, [5]) == (1, 16)
-    assert choose_bucket(buckets, [60, 60, 60]) == (2, 64)
-    assert choose_bucket(buckets, [12] * 16) == (8, 16)
+
+    def choice(*left):
+        return choose(buckets, (), [Prompt(tokens, False) for tokens in left], 0, ()).bucket
+
+    assert choice(500) == (1, 128)
+    assert choice(65) == (1, 64)
+    assert choice(5) == (1, 16)
+    assert choice(60, 60, 60) == (2, 64)
+    assert choice(*[12] * 16) == (8, 16)
 
 
-LIMITS = Limits(4, 8, (Bucket(1, 16), Bucket(8, 4)))
+def test_prompts_are_read_beside_rows_that_decode():
+    mixed = default_mixed(64, 32)
+    assert mixed == ((8, 16), (8, 56), (32, 16), (32, 64))
+
+    def choice(decoding, *prompts):
+        found = choose(
+            (Bucket(1, 8), Bucket(1, 64)), mixed, [Prompt(*one) for one in prompts], decoding, (1, 8, 32)
+        )
+        return found.bucket, found.mixed, found.lengths
+
+    assert choice(31, (10, False)) == ((32, 16), True, [10])
+    assert choice(31, (30, False)) == ((32, 16), True, [17])
+    assert choice(20, (64, True), (30, False)) == ((32, 64), True, [64, 2])
+    assert choice(20, (30, True), (30, True), (40, False)) == ((32, 64), True, [30, 0, 36])
+    assert choice(5, (9, False), (5, False), (1, True)) == ((8, 16), True, [9, 5, 1])
+    assert choice(0, (64, False)) == ((1, 64), False, [64])
+    assert choice(8, (1, True)) == ((1, 8), False, [1])
+
+
+BUCKETS = (Bucket(1, 16), Bucket(8, 4))
+LIMITS = Limits(4, 8, BUCKETS)
+MIXED = Limits(4, 8, BUCKETS, 1, (Bucket(8, 6), Bucket(3, 9)), (1, 8))
 
 
 @settings(deadline=None, max_examples=300)
@@ -131,7 +156,8 @@ def test_a_plan_keeps_its_promises(data):
         for i, tokens in enumerate(draw(st.lists(st.integers(1, 30), max_size=5)))
     ]
     available, slots = draw(st.integers(0, 40)), draw(st.integers(0, 8))
-    out = plan(running, iter(waiting), queued=bool(waiting), available=available, slots=slots, limits=LIMITS)
+    limits = draw(st.sampled_from([LIMITS, MIXED]))
+    out = plan(running, iter(waiting), queued=bool(waiting), available=available, slots=slots, limits=limits)
     by_key = {row.key: row for row in running}
     gained = sum(by_key[key].returns for key in out.preempt)
     taken = sum(out.grow.values()) + sum(-(-one.room // 4) for one in waiting if one.key in out.admit)
@@ -150,7 +176,12 @@ def test_a_plan_keeps_its_promises(data):
         kept = [row.rank for row in running if row.left and row.key not in out.preempt]
         assert not out.admit
         assert all(by_key[key].rank > max(kept, default=(0, 0)) for key in out.preempt)
-    if out.bucket:
+    if out.mixed:
+        assert len(out.chunks) + len(out.decode) <= out.bucket.rows
+        assert 0 <= sum(chunk.length - 1 for chunk in out.chunks) <= out.bucket.chunk
+        long = [by_key[chunk.key] for chunk in out.chunks if chunk.length > 1 and chunk.key in by_key]
+        assert sum(row.context > 0 for row in long) <= 1
+    elif out.bucket:
         assert len(out.chunks) <= out.bucket.rows
         assert all(0 < chunk.length <= out.bucket.chunk for chunk in out.chunks)
     ready = [row for row in running if row.left and row.context >= row.target]

@@ -16,7 +16,7 @@ def test_golden_continuations_in_one_batch(compiles):
     path = Path(__file__).parents[2] / "golden" / "smollm2_greedy.json"
     texts = json.loads(path.read_text(encoding="utf-8"))
     server = GenerationServer(
-        load("smollm2"), pages=80, prefill_buckets=((4, 32),), decode_rows=(32,)
+        load("smollm2"), pages=80, prefill_buckets=((4, 32),), mixed_buckets=((32, 16),), decode_rows=(32,)
     ).start()
     server.wait_ready(240)
     greedy = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=48, skip_special=False)

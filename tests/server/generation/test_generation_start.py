@@ -11,7 +11,13 @@ from servax.server.generation import GenerationServer, SamplingParams, api
 from servax.server.generation.pool_plan import plan_pool, rounded_down
 from servax.server.generation.programs import Key, Programs, Shapes
 
-SMALL = {"page_size": 8, "max_rows": 2, "prefill_buckets": ((1, 8),), "decode_rows": (2,)}
+SMALL = {
+    "page_size": 8,
+    "max_rows": 2,
+    "prefill_buckets": ((1, 8),),
+    "mixed_buckets": (),
+    "decode_rows": (2,),
+}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 MIB = 1 << 20
 

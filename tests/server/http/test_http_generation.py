@@ -26,6 +26,7 @@ def server():
         page_size=8,
         max_rows=8,
         prefill_buckets=((8, 16),),
+        mixed_buckets=(),
         decode_rows=(8,),
         max_logprobs=5,
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import pytest
+from servax.server.http import front
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -62,3 +63,26 @@ def test_parameters_of_the_path_arrive(site: Any) -> None:
     spaced = call(site.app, "POST", "/v2/models/no%20such/infer", json={"inputs": [X8]})
     assert "'no such'" in spaced.json()["error"]
     assert site.requests(model="", route="infer", outcome="error", reason="unknown_model") == 2
+
+
+def test_fastapis_own_tracing_sees_each_request_once_it_is_noticed(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front, "_LOOKS_EVERY", 10)
+    for _ in range(12):  # most go past FastAPI, some all the way, to notice
+        call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
+    ways: list[str] = []
+    site.app.middleware_stack = Noting(site.app.middleware_stack, ways)
+    for _ in range(10):
+        call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
+    assert len(ways) == 1
+
+    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+        await site.app({**scope, "fastapi.telemetry": None}, receive, send)
+
+    for _ in range(10):
+        call(traced, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
+    ways.clear()
+    for _ in range(5):
+        site.check_healthy()
+    assert len(ways) == 10

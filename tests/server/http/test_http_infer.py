@@ -303,7 +303,9 @@ def test_outputs_asked_for_by_name(site: Any, refused: Callable[..., str]) -> No
 def test_priority_and_timeout_are_passed_on(site: Any, refused: Callable[..., str]) -> None:
     site.infer("double", X8, parameters={"priority": 3, "timeout": 1_500_000})
     site.infer("double", X8, parameters={"timeout": 0})
-    assert site.double.options == [(3, 1.5), (0, None)]
+    (priority, timeout_s), unset = site.double.options
+    assert (priority, unset) == (3, (0, None))
+    assert 1.4 < timeout_s < 1.5  # the time runs from when the head of the request was read
     for name, value in (("priority", -1), ("timeout", 1.5), ("timeout", True), ("sequence_id", 4)):
         refused(site.infer("double", X8, parameters={name: value}), 400, "bad_request", f"'{name}'")
 

@@ -37,6 +37,19 @@ def test_W3_probes_tell_how_far_warm_up_is(site: Any) -> None:
     site.check_healthy()
 
 
+def test_W3_the_metrics_tell_which_models_are_ready(site: Any) -> None:
+    def ready(name: str) -> str:
+        lines = site.call("GET", "/metrics").text.splitlines()
+        return next(line[-3:] for line in lines if line.startswith(f'servax_model_ready{{model="{name}"}}'))
+
+    site.engine.cool(3)
+    assert ready("double") == "0.0"
+    site.engine.heat()
+    assert ready("double") == ready("toy") == "1.0"
+    asyncio.run(site.engine.aclose(0.0))
+    assert ready("double") == "0.0"
+
+
 def test_warm_is_more_than_ready_and_open_to_all(site: Any) -> None:
     assert site.call("GET", "/v2/health/warm").status_code == 200
     site.engine.warm = False  # ready with the covering program alone, the others still to come

@@ -1,0 +1,214 @@
+"""A model that is spread over the devices of several processes: the first leads, the others follow.
+
+Every process of such a program must launch it, all in one order. So the leader, which serves, tells the
+others what it launches and hands them the inputs; they launch the same (`follow`). What a program returns is
+gathered in every process, so that the leader has all of it.
+
+The processes know each other by `jax.distributed.initialize`. What the leader tells goes over TCP connections
+of its own, which begin with the proof of a shared secret (`multiprocessing.connection`) and are not
+encrypted: a private network is assumed.
+"""
+
+import atexit
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener
+from typing import Any
+
+import jax
+import numpy as np
+
+from .errors import CompileError, SignatureError
+
+_log = logging.getLogger(__name__)
+_SECRET_BYTES = 16
+# An error that begins with a status code is the device's and not the model's, as those of the runtime are.
+_LOST = "UNAVAILABLE: a model is spread over several processes and one is gone"
+
+
+class Hosts:
+    """The processes of `jax.distributed`, of which process 0 leads.
+
+    Made alike in all of them, and given to the `Placement` of a model. The leader listens from its first
+    program on.
+
+    Args:
+        address: name and port by which the others reach the leader; not the coordinator's port.
+        secret: the same for all, at least 16 bytes.
+        wait_s: seconds that the others may take to come, and to compile a program.
+
+    Raises:
+        SignatureError: if the secret is short.
+    """
+
+    def __init__(self, address: tuple[str, int], secret: bytes, *, wait_s: float = 600.0) -> None:
+        if len(secret) < _SECRET_BYTES:
+            raise SignatureError(
+                f"processes know each other by a secret of at least {_SECRET_BYTES} bytes; got "
+                f"{len(secret)}: take secrets.token_bytes(32), the same in all"
+            )
+        self.address, self.secret, self.wait_s = address, secret, wait_s
+        self._order = threading.Lock()
+        self._others: list[Connection] | None = None
+        self._joining: Future[list[Connection]] | None = None
+        self._known: dict[str, object] = {}
+
+    @contextlib.contextmanager
+    def compiling(self, model: str, made_by: object, program: Sequence[Any], where: str) -> Iterator[None]:
+        """Within it the others compile the same program; it ends when they have.
+
+        Args:
+            model: its name.
+            made_by: the same object for all programs of one version of the model.
+            program: what names the program, plain values.
+            where: what names it for people.
+
+        Raises:
+            SignatureError: if this process does not lead, or another version of the model was served before.
+            CompileError: if one of the others is not there in time, or could not compile it.
+        """
+        if self._known.setdefault(model, made_by) is not made_by:
+            raise SignatureError(
+                f"a model that is spread over several processes stays as long as they run; got another "
+                f"version of {model!r}: start them anew with it"
+            )
+        others = self._gathered()
+        with self._order:
+            self._tell(others, encoded("compile", program), ())
+        try:
+            yield
+        finally:  # also of a program that failed here, or the next would get their answers to this
+            problems = [self._heard(other) for other in others]
+        for problem in filter(None, problems):
+            raise CompileError(
+                f"every process compiles the same programs; {where} failed in another one: {problem}"
+            )
+
+    def _heard(self, other: Connection) -> str:
+        try:
+            if other.poll(self.wait_s):
+                return other.recv_bytes().decode()
+            return f"it took longer than {self.wait_s:g} s: raise wait_s"
+        except (OSError, EOFError) as error:
+            return f"it is gone ({error}): restart all of them"
+
+    def _gathered(self) -> list[Connection]:
+        if self._others is not None:
+            return self._others
+        if jax.process_index() != 0:
+            raise SignatureError(
+                f"process 0 serves a model that is spread over several, the others follow; this is process "
+                f"{jax.process_index()}: call servax.jit_cache.follow(model) here"
+            )
+        if self._joining is None:
+            self._joining = Future()
+            joining = threading.Thread(target=self._accept, args=(self._joining,), name="servax-hosts")
+            joining.daemon = True
+            joining.start()
+        try:
+            self._others = self._joining.result(self.wait_s)
+        except TimeoutError:
+            raise CompileError(
+                f"{jax.process_count() - 1} processes follow the leader at {self.address} within "
+                f"{self.wait_s:g} s; not all came: start them together, and call servax.jit_cache.follow "
+                f"there"
+            ) from None
+        except OSError as error:
+            self._joining = None
+            raise CompileError(
+                f"the leader listens at {self.address} for the processes that follow it; it cannot: {error}: "
+                f"give all another port"
+            ) from error
+        # It runs before the barrier of jax.distributed at the end, in which the others are to be.
+        atexit.register(self.close)
+        return self._others
+
+    def _accept(self, joining: "Future[list[Connection]]") -> None:
+        found: list[Connection] = []
+        try:
+            with Listener(self.address, authkey=self.secret) as listener:
+                while len(found) < jax.process_count() - 1:
+                    try:
+                        found.append(listener.accept())
+                    except (AuthenticationError, EOFError, ConnectionError) as error:
+                        _log.warning("somebody without the secret was sent away: %s", error)
+            joining.set_result(found)
+        except Exception as error:  # a port that is taken
+            joining.set_exception(error)
+
+    def launch(self, program: "Led", arguments: Any, inputs: Mapping[str, np.ndarray]) -> Any:
+        """Launch a program in all processes.
+
+        Raises:
+            RuntimeError: if one of them is gone.
+        """
+        with self._order:
+            self._tell(self._others, program.told, [inputs[name] for name in program.names])
+            return program.executable(arguments, inputs)
+
+    def _tell(self, others: list[Connection] | None, told: bytes, arrays: Sequence[np.ndarray]) -> None:
+        if others is None:
+            raise RuntimeError(f"{_LOST}: the leader let them go; restart all of them")
+        try:
+            for other in others:
+                other.send_bytes(told)
+                for array in arrays:
+                    other.send_bytes(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        except OSError as error:
+            raise RuntimeError(f"{_LOST} ({error}): restart all of them") from error
+
+    def close(self) -> None:
+        """Let the others end."""
+        others, self._others = self._others, None
+        for other in others or ():
+            with contextlib.suppress(OSError):
+                other.close()
+
+
+class Led:
+    """An executable of several processes, as the leader calls it: it is launched in all of them.
+
+    Args:
+        hosts: the others.
+        executable: its own part.
+        program: what names the program, plain values.
+        inputs: shape and dtype of each input that it takes.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        executable: Any,
+        program: Sequence[Any],
+        inputs: Mapping[str, jax.ShapeDtypeStruct],
+    ) -> None:
+        self.executable, self._hosts, self._inputs = executable, hosts, inputs
+        self.names, self.told = sorted(inputs), encoded("run", program)
+
+    def __call__(self, arguments: Any, inputs: Mapping[str, np.ndarray]) -> Any:
+        """Launch it; raises TypeError, before anybody does, if an input does not fit."""
+        for name, wanted in self._inputs.items():
+            got = inputs[name]
+            if tuple(got.shape) != tuple(wanted.shape) or got.dtype != wanted.dtype:
+                raise TypeError(
+                    f"{name} is {wanted.dtype}{list(wanted.shape)}, got {got.dtype}{list(got.shape)}"
+                )
+        return self._hosts.launch(self, arguments, inputs)
+
+
+def encoded(what: str, program: Sequence[Any]) -> bytes:
+    """One thing that the leader tells."""
+    return json.dumps([what, *program]).encode()
+
+
+def put_parts(leaf: Any, sharding: Any) -> jax.Array:
+    """An array over the devices of several processes, each of which has all of it and puts its own parts."""
+    if isinstance(leaf, jax.Array) and leaf.sharding == sharding:  # put there before
+        return leaf
+    whole = np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
