@@ -3,6 +3,17 @@
 A message states the rule, the value it got and the remedy, in that order.
 """
 
+import re
+
+_CALL = re.compile(r"missing (\d+|a) required|unexpected keyword argument|positional arguments? but")
+
+
+def call_remedy(error: BaseException) -> str:
+    """What to do about a call with other arguments than a function takes, to end a message; else nothing."""
+    if not isinstance(error, TypeError) or _CALL.search(str(error)) is None:
+        return ""
+    return ": bind the argument with functools.partial, or declare it in inputs"
+
 
 class JitCacheError(Exception):
     """Root of this folder's errors."""

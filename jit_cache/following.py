@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection
+from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import numpy as np
 
 from ..bucketing import Bucket
 from .errors import CompileError, SignatureError
+from .handshake import reach
 from .hosts import Hosts
 from .packed import PackedServable
 from .program import build
@@ -50,7 +51,7 @@ def _reach(hosts: Hosts) -> Connection:
     until_s = time.monotonic() + hosts.wait_s
     while True:
         try:
-            return Client(hosts.address, authkey=hosts.secret)
+            return reach(hosts.address, hosts.secret)
         except AuthenticationError as error:
             raise CompileError(
                 f"the leader at {hosts.address} has the secret of those who follow it; this is another: give "
@@ -102,7 +103,7 @@ class _Follower:
         except Exception as error:  # the leader reports it under the bucket's name
             problem = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
-            self._leader.send_bytes(problem.encode())
+            self._leader.send_bytes(json.dumps([[name, layout, variant, sizes], problem]).encode())
 
     def _launch(self, program: str) -> None:
         executable, arguments, shapes = self._built[program]

@@ -5,27 +5,26 @@ others what it launches and hands them the inputs; they launch the same (`follow
 gathered in every process, so that the leader has all of it.
 
 The processes know each other by `jax.distributed.initialize`. What the leader tells goes over TCP connections
-of its own, which begin with the proof of a shared secret (`multiprocessing.connection`) and are not
-encrypted: a private network is assumed.
+of its own, which begin with the proof of a shared secret (`handshake`) and are not encrypted: a private
+network is assumed. Messages are JSON and raw arrays; nothing is unpickled.
 """
 
 import atexit
 import contextlib
 import json
-import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from typing import Any
 
 import jax
 import numpy as np
 
 from .errors import CompileError, SignatureError
+from .handshake import gather
 
-_log = logging.getLogger(__name__)
 _SECRET_BYTES = 16
 # An error that begins with a status code is the device's and not the model's, as those of the runtime are.
 _LOST = "UNAVAILABLE: a model is spread over several processes and one is gone"
@@ -53,9 +52,10 @@ class Hosts:
                 f"{len(secret)}: take secrets.token_bytes(32), the same in all"
             )
         self.address, self.secret, self.wait_s = address, secret, wait_s
-        self._order = threading.Lock()
+        self._order, self._compiles = threading.Lock(), threading.Lock()
         self._others: list[Connection] | None = None
         self._joining: Future[list[Connection]] | None = None
+        self._joined_by_s = 0.0
         self._known: dict[str, object] = {}
 
     @contextlib.contextmanager
@@ -77,22 +77,28 @@ class Hosts:
                 f"a model that is spread over several processes stays as long as they run; got another "
                 f"version of {model!r}: start them anew with it"
             )
-        others = self._gathered()
-        with self._order:
-            self._tell(others, encoded("compile", program), ())
-        try:
-            yield
-        finally:  # also of a program that failed here, or the next would get their answers to this
-            problems = [self._heard(other) for other in others]
+        with self._compiles:  # one after another: what the others answer is read here
+            others = self._gathered()
+            with self._order:
+                self._tell(others, encoded("compile", program), ())
+            try:
+                yield
+            finally:  # also of a program that failed here, or it would be made there while the next one is
+                until_s = time.monotonic() + self.wait_s
+                problems = [self._heard(other, program, until_s) for other in others]
         for problem in filter(None, problems):
             raise CompileError(
                 f"every process compiles the same programs; {where} failed in another one: {problem}"
             )
 
-    def _heard(self, other: Connection) -> str:
+    def _heard(self, other: Connection, program: Sequence[Any], until_s: float) -> str:
+        """What went wrong there; nothing if nothing did."""
+        asked = json.loads(json.dumps(program))
         try:
-            if other.poll(self.wait_s):
-                return other.recv_bytes().decode()
+            while other.poll(max(0.0, until_s - time.monotonic())):
+                answered, problem = json.loads(other.recv_bytes())
+                if answered == asked:  # and not one that came too late for an earlier program
+                    return str(problem)
             return f"it took longer than {self.wait_s:g} s: raise wait_s"
         except (OSError, EOFError) as error:
             return f"it is gone ({error}): restart all of them"
@@ -106,12 +112,13 @@ class Hosts:
                 f"{jax.process_index()}: call servax.jit_cache.follow(model) here"
             )
         if self._joining is None:
-            self._joining = Future()
+            self._joining, self._joined_by_s = Future(), time.monotonic() + self.wait_s
             joining = threading.Thread(target=self._accept, args=(self._joining,), name="servax-hosts")
             joining.daemon = True
             joining.start()
         try:
-            self._others = self._joining.result(self.wait_s)
+            # Once for all programs: those after the first that waited in vain fail at once.
+            self._others = self._joining.result(max(0.0, self._joined_by_s - time.monotonic()))
         except TimeoutError:
             raise CompileError(
                 f"{jax.process_count() - 1} processes follow the leader at {self.address} within "
@@ -129,15 +136,8 @@ class Hosts:
         return self._others
 
     def _accept(self, joining: "Future[list[Connection]]") -> None:
-        found: list[Connection] = []
         try:
-            with Listener(self.address, authkey=self.secret) as listener:
-                while len(found) < jax.process_count() - 1:
-                    try:
-                        found.append(listener.accept())
-                    except (AuthenticationError, EOFError, ConnectionError) as error:
-                        _log.warning("somebody without the secret was sent away: %s", error)
-            joining.set_result(found)
+            joining.set_result(gather(self.address, self.secret, jax.process_count() - 1))
         except Exception as error:  # a port that is taken
             joining.set_exception(error)
 

@@ -15,7 +15,7 @@ from jax import export
 
 from ..bucketing import Grid
 from .dims import compile_dim, names_in
-from .errors import SignatureError
+from .errors import SignatureError, call_remedy
 from .outputs import Output, Outputs
 from .signature import BATCH, Dim, Signature
 
@@ -180,7 +180,7 @@ def _probe(run: Run, params: Any, signature: Signature, sizes: dict[str, int]) -
         first_line = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise SignatureError(
             f"the function must be traceable with its declared inputs; at {sizes} it failed with "
-            f"{type(error).__name__}: {first_line}"
+            f"{type(error).__name__}: {first_line}{call_remedy(error)}"
         ) from error
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from ..bucketing import Bucket
-from .errors import CompileError, InputError, JitCacheError, SignatureError
+from .errors import CompileError, InputError, JitCacheError, SignatureError, call_remedy
 from .fusion import inspect_program
 from .hosts import Led
 from .placement import Turn, turn_of
@@ -230,7 +230,7 @@ def build_flat(
         first_line = (str(error).strip() or "no message").split("\n", 1)[0]
         raise CompileError(
             f"model {servable.name!r} must compile at every bucket of its grid; {where} failed with "
-            f"{type(error).__name__}: {first_line}"
+            f"{type(error).__name__}: {first_line}{call_remedy(error)}"
         ) from error
 
 

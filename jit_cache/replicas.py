@@ -4,6 +4,7 @@ A copy takes one device, or as many as the mesh that a model is spread over: the
 devices of its own.
 """
 
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ class Replicas:
         self._compile = compile_program
         self._servables: weakref.WeakKeyDictionary[Servable, list[Servable]] = weakref.WeakKeyDictionary()
         # By the name of a model: those of its latest version.
-        self._leaves: dict[str, tuple[jax.Array, list[Sequence[Any]]]] = {}
+        self._leaves: dict[str, tuple[tuple[Any, ...], list[Sequence[Any]]]] = {}
 
     def __call__(self, servable: Servable, bucket: Bucket, leaves: Sequence[Any]) -> Program:
         """The program of a bucket in every place; raises as the inner function does."""
@@ -224,15 +225,16 @@ class Replicas:
 
     def placed(self, servable: Servable, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         """The parameters in each place; those of one model are copied once for all its programs."""
-        first = leaves[0] if leaves else None
-        if not isinstance(first, jax.Array):  # shapes only, or none
+        if not leaves or not isinstance(leaves[0], jax.Array):  # none, or shapes only
             return [leaves] * len(self.places)
+        mine = tuple(leaves)
         known = self._leaves.get(servable.name)
-        if known is not None and known[0] is first:
+        # All of them: a later version may keep some.
+        if known is not None and len(known[0]) == len(mine) and all(map(operator.is_, known[0], mine)):
             return known[1]
         placed: list[Sequence[Any]] = [
             [jax.device_put(leaf, at) for leaf, at in zip(leaves, one.shardings or (), strict=True)]
             for one in self._on(servable)
         ]
-        self._leaves[servable.name] = first, placed
+        self._leaves[servable.name] = mine, placed
         return placed

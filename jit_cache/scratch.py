@@ -6,6 +6,7 @@ no memory, and what the process grows by is the run's own.
 
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..bucketing import Bucket
-from .device_memory import peak_bytes
+from .device_memory import host_free_bytes, peak_bytes
 from .hlo_scratch import library_scratch
 from .program import Program
 from .servable import Servable
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _ALIGNMENT_BYTES = 64
 # Less than this may be the stack of a thread or a page that somebody else touched.
 _NOISE_BYTES = 1 << 20
+# A plan does not wait longer for runs that only make it closer.
+_MOST_S = 60.0
 
 
 def zero_leaves(servable: Servable) -> list[jax.Array]:
@@ -40,8 +43,9 @@ def scratch_without_weights(
     """Bytes that libraries take beside the compiler's scratch, of each program.
 
     Measured by one run each, or the upper estimate of `servax.jit_cache.hlo_scratch.library_scratch` where a
-    program cannot be run so: it would not fit, is stepped, lies on several devices or on no CPU, or has a
-    loop that weights of zero might never end.
+    program cannot be run so: it would not fit, in what is allowed or in what is free, is stepped, lies on
+    several devices or on no CPU, or has a loop that weights of zero might never end. After a minute of runs
+    the rest is estimated too.
 
     Args:
         servable: whose programs.
@@ -50,12 +54,15 @@ def scratch_without_weights(
     """
     leaves: list[jax.Array] = []
     measured = servable.devices is None and servable.platform == "cpu"
+    # The budget may be that of another machine.
+    most_bytes, until_s = min(most_bytes, host_free_bytes()), time.monotonic() + _MOST_S
     found: dict[Bucket, int] = {}
     for bucket, program in programs.items():
         as_text = getattr(program.executable, "as_text", None)
         text = as_text() if as_text is not None else ""
         took = None
-        if measured and text and _ends(text) and _fits(program, most_bytes):
+        in_time = time.monotonic() < until_s
+        if measured and in_time and text and _ends(text) and _fits(program, most_bytes, text):
             leaves = leaves or zero_leaves(servable)
             took = _took(servable, program.with_leaves(leaves))
         if took is None or took < _NOISE_BYTES:
@@ -70,9 +77,9 @@ def _ends(text: str) -> bool:
     return text.count(" while(") <= text.count('"known_trip_count"')
 
 
-def _fits(program: Program, most_bytes: int) -> bool:
+def _fits(program: Program, most_bytes: int, text: str) -> bool:
     facts = program.facts
-    run = facts.argument_bytes + facts.temp_bytes + facts.output_bytes
+    run = facts.argument_bytes + facts.temp_bytes + facts.output_bytes + library_scratch(text)
     return run <= most_bytes and not isinstance(program, CaseProgram)
 
 

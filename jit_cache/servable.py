@@ -11,7 +11,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from ..bucketing import Bucket, CostModel, Grid, Planner, SchemeLike
-from .errors import SignatureError
+from .errors import SignatureError, call_remedy
 from .hosts import Hosts, put_parts
 from .infer import infer_outputs
 from .limits import admissible, make_grid
@@ -279,7 +279,7 @@ def check_call(function: Callable[..., Any], positional: Sequence[Any], names: I
         called = getattr(function, "__qualname__", type(function).__name__)
         raise SignatureError(
             f"a model is called with its parameters (if it has any) and its declared inputs as keywords, "
-            f"here {list(names)}; {called} does not take that: {error}"
+            f"here {list(names)}; {called} does not take that: {error}{call_remedy(error)}"
         ) from None
     except ValueError:  # some callables of C have no signature; tracing will tell
         return

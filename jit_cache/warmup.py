@@ -8,10 +8,9 @@ serves.
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
-from itertools import islice
 
 from ..bucketing import Bucket, Grid
 from .cache import ProgramCache
@@ -43,6 +42,7 @@ class WarmupStep:
         elapsed_s: seconds since warm-up began.
         error: what went wrong, or None.
         facts: of the program, where nothing went wrong.
+        failed: how many of those done so far failed.
     """
 
     bucket: Hashable
@@ -51,6 +51,7 @@ class WarmupStep:
     elapsed_s: float
     error: str | None = None
     facts: ProgramFacts | None = None
+    failed: int = 0
 
 
 @dataclass(slots=True)
@@ -96,14 +97,33 @@ class WarmupReport:
         """
         if self.complete:
             return
-        named = [f"{bucket}: {error}" for bucket, error in islice(self.failed.items(), _NAMED)]
-        if len(self.failed) > _NAMED:
-            named.append(f"and {len(self.failed) - _NAMED} more that failed")
+        alike = alike_failures(self.failed)
+        named = [f"{where}: {error}" for where, error, _ in alike[:_NAMED]]
+        if more := sum(count for _, _, count in alike[_NAMED:]):
+            named.append(f"and {more} more that failed")
         failures = "; ".join(named)
         raise WarmupError(
             f"every bucket must be warm; {len(self.warm)} of {self.total} are"
             f"{' (stopped)' if self.stopped else ''}: {failures or 'none failed'}"
         )
+
+
+def alike_failures(failed: Mapping[Hashable, str]) -> list[tuple[str, str, int]]:
+    """Failures that differ in the bucket's name at most, together.
+
+    Args:
+        failed: what went wrong, by bucket.
+
+    Returns:
+        Of each distinct error: the bucket, or "8 buckets"; the error as the first of them says it; how many.
+    """
+    groups: dict[str, list[Hashable]] = {}
+    for bucket, error in failed.items():
+        groups.setdefault(error.replace(str(bucket), "*"), []).append(bucket)
+    return [
+        (str(ones[0]) if len(ones) == 1 else f"{len(ones)} buckets", failed[ones[0]], len(ones))
+        for ones in groups.values()
+    ]
 
 
 def warmup_order(grid: Grid) -> list[Bucket]:
@@ -165,7 +185,7 @@ def warm_up(
         report.elapsed_s = time.monotonic() - begin
         if on_step is not None:
             facts = report.warm[-1].facts if error is None else None
-            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error, facts))
+            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error, facts, len(report.failed)))
     report.elapsed_s = time.monotonic() - begin
     return report
 

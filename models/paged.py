@@ -134,6 +134,10 @@ def attend_mixed(
         """The way back."""
         return jnp.moveaxis(x.reshape(kv_heads, heads // kv_heads, tokens, *x.shape[3:]), 2, 0)
 
+    # Values of all rows meet in one product, in which 0 times what is not finite would reach every row.
+    finite = jnp.all(jnp.isfinite(v), axis=(1, 2, 3))
+    spoiled = jnp.any(keep & ~finite[None], axis=1)
+    v = jnp.where(finite[:, None, None, None], v, 0.0)
     state = [as_rows(part) for part in _within(as_chunk(grouped), as_chunk(k), as_chunk(v), keep[None])]
     highest, total, mixed = (part[:rows] for part in state)
     _, own_total, own = _attend_past(past, layer, grouped[:rows], (highest, total, mixed))
@@ -148,7 +152,8 @@ def attend_mixed(
     _, total, mixed = _attend_pages(one, layer, as_chunk(grouped[rows:]), (highest, total, mixed), reads)
     further = mixed / total[..., None]
     further = jnp.moveaxis(further.reshape(kv_heads, heads // kv_heads, tokens - rows, size), 2, 0)
-    return jnp.concatenate([own, further]).reshape(tokens, heads, 1, size)
+    every = jnp.concatenate([own, further]).reshape(tokens, heads, 1, size)
+    return jnp.where(spoiled[:, None, None, None], jnp.nan, every)
 
 
 class More(NamedTuple):
@@ -213,6 +218,8 @@ def _attend_pages(
         weights = jnp.exp(scores - higher[..., None])
         v = jnp.where(held[:, None, :, None], v, 0.0)  # 0 x NaN is NaN
         added = jnp.einsum("rhqp,rhpd->rhqd", weights, v, precision=_PRECISION)
+        if reads is not None:
+            added = jnp.where(reads[:, None, :, None], added, 0.0)
         return higher, total * shrink + jnp.sum(weights, axis=-1), mixed * shrink[..., None] + added
 
     used = jnp.minimum((jnp.max(past.lengths) + (size - 1)) // size, width)

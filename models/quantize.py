@@ -55,7 +55,7 @@ def turned(config: LlamaConfig, params: Mapping[str, Any]) -> dict[str, Any]:
     turn = orthogonal(config.hidden_size)
     for norm, name in (("input_norm", "qkv"), ("output_norm", "gate_up")):
         scale = layers[norm]["scale"]
-        layers[name]["kernel"] = turn.T @ (scale[:, :, None] * layers[name]["kernel"])
+        layers[name]["kernel"] = (turn.T * scale[:, None]) @ layers[name]["kernel"]
         layers[norm] = {"scale": np.ones_like(scale)}
     for name in ("attended", "down"):
         layers[name]["kernel"] = layers[name]["kernel"] @ turn
@@ -66,7 +66,7 @@ def turned(config: LlamaConfig, params: Mapping[str, Any]) -> dict[str, Any]:
         "word": params["word"] @ turn,
         "layers": layers,
         "norm": {"scale": np.ones_like(scale)},
-        "head": (head * scale) @ turn,
+        "head": head @ (scale[:, None] * turn),
     }
 
 

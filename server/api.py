@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 import jax
 
-from ..jit_cache import CompileService, Servable, StoredPrograms, WarmupReport, compile_program
+from ..jit_cache import CompileService, Servable, StoredPrograms, compile_program
 from ..jit_cache.replicas import Replicas, devices_each
 from ..jit_cache.store import Store
 from .batching.admission import QueueLimits, check_window
@@ -20,7 +20,8 @@ from .batching.loops import DeviceLoops
 from .batching.request import DEFAULT_PRIORITY
 from .batching.shares import written_weights
 from .batching.sinks import Sinks
-from .errors import Closed, ConfigError, Unavailable, UnknownModel
+from .errors import ConfigError, UnknownModel
+from .health import Health
 from .hosting.calls import map_items, read_call
 from .hosting.model import Model
 from .hosting.programs import Programs
@@ -29,14 +30,13 @@ from .hosting.refitting import Refitting
 from .hosting.shared import Compile, Shared
 from .hosting.versions import Versions
 from .hosting.warming import OnProgress, WarmUp
-from .life import Life
 from .tracing import Tracing, recorded_trace
 
 # How long close() waits for a thread that should end at once; one that hangs is left behind.
 _JOIN_S = 5.0
 
 
-class Server(Life):
+class Server(Health):
     """Serves one or more servables from one device, or from several that each hold all of them.
 
     Use it as a context manager (starts, waits until ready, drains and closes), or call `start`,
@@ -199,27 +199,6 @@ class Server(Life):
         self._warmup.start()
         self._refitting.start()
 
-    def wait_ready(self, timeout_s: float = 900.0) -> Self:
-        """Block until every model is ready.
-
-        Raises:
-            WarmupError: as soon as a bucket failed that readiness asks for, naming each and its error.
-            NotReady: if the timeout passes first.
-            Unavailable: if the device thread ended, or (as `Closed`) the server is not started or closed.
-        """
-        if self._state == "new":
-            raise Closed("a server is started before it gets ready; this one is new: call start()")
-        if not self._warmup.wait(lambda: self.ready and self._warmup.settled, timeout_s):
-            failure = self._device.failure
-            if failure is not None:
-                raise Unavailable(
-                    f"the device thread ended with {failure!r}: restart the server"
-                ) from failure
-            raise Closed(
-                f"a server gets ready once, after start(); this one is {self._state}: make a new one"
-            )
-        return self
-
     def _end(self, drain_s: float, *, started: bool) -> None:
         try:
             self._dispatcher.drain()
@@ -243,69 +222,7 @@ class Server(Life):
     def _inside(self) -> bool:
         return self._device.current
 
-    # -- health -------------------------------------------------------------------------------------
-
-    @property
-    def live(self) -> bool:
-        """Whether the process can still answer; False once the device thread ended, hangs or gave up."""
-        if self._state == "new":
-            return True
-        lost = self._dispatcher.devices.gone
-        return self._device.alive and self._device.failure is None and not lost
-
-    @property
-    def ready(self) -> bool:
-        """Whether every model is ready and requests are taken."""
-        able = self.live and self._dispatcher.devices.able > 0
-        return self._state == "started" and able and all(model.ready for model in self.models.values())
-
-    @property
-    def warm(self) -> bool:
-        """Whether every program that is to be served was made; it may be ready, and slower, before."""
-        return self._warmup.finished and all(report.complete for report in self.reports.values())
-
-    def status(self) -> dict[str, Any]:
-        """State, warm-up progress and failures, for people and for the body of a 503."""
-        reports = self.reports
-        error = self._warmup.error or self._device.failure or self._dispatcher.devices.trouble
-        return {
-            "state": self._state_word(),
-            "done": sum(len(report.warm) for report in reports.values()),
-            "total": sum(report.total for report in reports.values()),
-            "warm": self.warm,
-            "cold_hits": sum(model.keeper.residency.cold_hits for model in self.models.values()),
-            "failed": {
-                f"{name} {bucket}": why for name, one in reports.items() for bucket, why in one.failed.items()
-            },
-            "error": str(error) if error else None,
-        }
-
-    def _state_word(self) -> str:
-        if self._state != "started":
-            return self._state
-        if self.ready:
-            return "ready"
-        if self._dispatcher.stalled:
-            return "stalled"
-        if not self._dispatcher.devices.able:
-            return "broken"
-        lost = any(model.lost for model in self.models.values())
-        return "failed" if lost or self._warmup.error or self._device.failure else "warming"
-
-    @property
-    def reports(self) -> Mapping[str, WarmupReport]:
-        """Warm-up reports by model name."""
-        return {name: model.report for name, model in self.models.items()}
-
-    def load(self) -> dict[str, int]:
-        """Rows, elements and input bytes that wait, rows that run."""
-        waiting, running = self._dispatcher.load()
-        return {
-            "waiting_rows": waiting.rows,
-            "waiting_elements": waiting.elements,
-            "waiting_bytes": waiting.bytes,
-            "running_rows": running,
-        }
+    # -- versions -----------------------------------------------------------------------------------
 
     def replace(self, servable: Servable, *, timeout_s: float = 300.0) -> Model:
         """Swap a new version of a model in without a pause; blocks until the old one has let go.

@@ -22,6 +22,8 @@ class Part(Engine, Protocol):
     @property
     def warm(self) -> bool: ...  # noqa: D102
     @property
+    def lost(self) -> bool: ...  # noqa: D102
+    @property
     def reports(self) -> Mapping[str, WarmupReport]: ...  # noqa: D102
 
     def start(self) -> Any:
@@ -32,9 +34,27 @@ class Part(Engine, Protocol):
         """Block until it is ready; raises what keeps it from that."""
         ...
 
+    def wait_over(self, timeout_s: float) -> bool:
+        """Block until its warm-up has come to its end, however it went; whether it has."""
+        ...
+
     def close(self, drain_s: float = 30.0) -> None:
         """Drain and end."""
         ...
+
+
+def wait_out(part: Part) -> None:
+    """Block until a server is ready, or has failed and will not go on: the error names all that failed.
+
+    Raises:
+        Exception: as its `wait_ready`, which raises at the first failure.
+    """
+    try:
+        part.wait_ready(_LONG_S)
+    except Exception:
+        if part.wait_over(_LONG_S):
+            part.wait_ready(0.0)
+        raise
 
 
 class Fleet(Life):
@@ -69,7 +89,7 @@ class Fleet(Life):
                 break
             try:
                 part.start()
-                part.wait_ready(_LONG_S)
+                wait_out(part)
             except Exception as error:  # shown by wait_ready and by the part's own status
                 self._errors.append(error)
         self._settled.set()
@@ -103,6 +123,15 @@ class Fleet(Life):
         if self._errors:
             raise self._errors[0]
         return self
+
+    def wait_over(self, timeout_s: float) -> bool:
+        """Block until every part's warm-up has come to its end, however it went; whether it has."""
+        return self._settled.wait(timeout_s) and all(part.wait_over(timeout_s) for part in self._parts)
+
+    @property
+    def lost(self) -> bool:
+        """Whether none of the models can ever get ready."""
+        return self._settled.is_set() and all(part.lost for part in self._parts)
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:

@@ -120,7 +120,7 @@ def find_model(engine: Engine, name: str, version: str | None = None) -> ModelHa
         raise Closed("A draining server takes no new request; send it to another replica.")
     model = engine.models.get(name)
     if model is None and not engine.ready:
-        raise NotReady(f"A server answers once it is warm, and {progress_text(engine)}; retry later.")
+        raise NotReady(f"A server answers once it is warm, and {progress_text(engine)}; {_remedy(engine)}.")
     if model is None:
         served = ", ".join(sorted(engine.models)) or "none"
         raise UnknownModel(f"The model must be one that is served, got {name!r}; served: {served}.")
@@ -130,11 +130,22 @@ def find_model(engine: Engine, name: str, version: str | None = None) -> ModelHa
             "ask for that version or leave it out."
         )
     if not model.ready:
-        raise NotReady(f"Model {name!r} answers once it is warm, and {progress_text(engine)}; retry later.")
+        told = f"{progress_text(engine)}; {_remedy(engine)}"
+        raise NotReady(f"Model {name!r} answers once it is warm, and {told}.")
     return model
 
 
 def progress_text(engine: Engine) -> str:
-    """Warm-up progress as words: "3 of 29 programs are done (warming)"."""
+    """Warm-up progress as words: "3 of 29 programs are warm, 1 failed (warming)"."""
     status = engine.status()
-    return f"{status.get('done', 0)} of {status.get('total', 0)} programs are done ({status.get('state')})"
+    state, total = status.get("state"), status.get("total", 0)
+    if not total:
+        return "the model is being loaded" if state == "loading" else f"no program is warm ({state})"
+    failed = f", {count} failed" if (count := len(status.get("failed", ()))) else ""
+    return f"{status.get('done', 0)} of {total} programs are warm{failed} ({state})"
+
+
+def _remedy(engine: Engine) -> str:
+    if engine.status().get("state") == "failed":
+        return "see the log or /v2/health/ready for the reason, mend the model and restart the server"
+    return "retry later"

@@ -123,34 +123,35 @@ class Batcher:
             A launch, whose rows have left the queue; or the time at which to ask again, infinity if only a
             new row or a new program can change the answer.
         """
-        if self.planner is None:
+        planner = self.planner  # read once: another thread lets it go when the model leaves
+        if planner is None:
             return math.inf
-        launch = self._take_ahead(now_s)
+        launch = self._take_ahead(planner, now_s)
         if launch is not None:
             return launch
-        most = self._most(self.planner)
-        window = self._line.front(now_s, most, min(most, _BATCHES * self.planner.grid.max_rows))
+        most = self._most(planner)
+        window = self._line.front(now_s, most, min(most, _BATCHES * planner.grid.max_rows))
         if not window:
             return math.inf
         if self._pins:
             if window[0].request.pin is not None:
-                bucket, rows = pinned_rows(window, self.planner.grid, alone=not self.planner.exchanges)
+                bucket, rows = pinned_rows(window, planner.grid, alone=not planner.exchanges)
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
             window = [row for row in window if row.request.pin is None]
         if self._wait is not None:
             self._wait.asked(now_s, len(window))
         soonest_s = math.inf
-        runs = self._plan(window, self.planner)
+        runs = self._plan(window, planner)
         if any(self._hopes_too_much(run, window, now_s) for run in runs):
-            runs = self._plan(window, self._without_hope(self.planner))
+            runs = self._plan(window, self._without_hope(planner))
         for place, run in enumerate(runs):
-            launch, start_s = self._prepare(run, window, self.planner, now_s, alone=len(runs) == 1)
+            launch, start_s = self._prepare(run, window, planner, now_s, alone=len(runs) == 1)
             if start_s <= now_s:
                 if place == 0:
-                    self._look_ahead(runs, window, self.planner, now_s)
-                elif self.planner.exchanges:
-                    launch = self._oldest_first(launch, run, window, self.planner, now_s)
+                    self._look_ahead(runs, window, planner, now_s)
+                elif planner.exchanges:
+                    launch = self._oldest_first(launch, run, window, planner, now_s)
                 return self._taken(launch)
             soonest_s = min(soonest_s, start_s)
         return soonest_s
@@ -250,13 +251,13 @@ class Batcher:
     def _most(self, planner: Planner) -> int:
         return max(self.policy.window, planner.grid.max_rows)
 
-    def _take_ahead(self, now_s: float) -> Launch | None:
+    def _take_ahead(self, planner: Planner, now_s: float) -> Launch | None:
         if not self._ahead:
             return None
-        planner, launch = self._ahead.popleft()
+        planned, launch = self._ahead.popleft()
         priority = launch.rows[0].request.priority
         if (
-            planner is self.planner
+            planned is planner
             and not self._line.others_wait(priority)
             and all(not row.request.over and row.request.deadline_s > now_s for row in launch.rows)
         ):

@@ -134,6 +134,7 @@ class DeviceLoop:
     def _turn(self) -> bool:
         """One step: launch something, or finish the oldest batch, or end."""
         work, self._held = self._held, None
+        more = True
         if work is None and self._in_flight < self._depth:
             work = self._dispatcher.take(block=not self._flying, device=self._index)
         if isinstance(work, Work):
@@ -154,10 +155,10 @@ class DeviceLoop:
         elif self._flying:
             self._finish(self._flying.popleft())
         else:
-            return False
+            more = False
         if self._crew.retiring:
             self._let_go()
-        return True
+        return more
 
     def _done(self) -> None:
         """A job was done."""

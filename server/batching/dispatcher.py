@@ -16,17 +16,18 @@ import numpy as np
 
 from ..context import client_of_call
 from ..errors import Closed, ServerError, Unavailable
-from .admission import Load, QueueLimits, closed, displaced, draining
+from .admission import QueueLimits, closed, displaced, draining
 from .batcher import Batcher, Launch
 from .clock import Clock
 from .deadlines import Deadlines
 from .devices import Device, Devices
-from .failover import Failover, MakeError
+from .failover import MakeError
 from .faults import FaultPolicy
 from .forecast import Forecast
 from .ledger import Ledger
 from .request import Request, Row, State
 from .sinks import deliver
+from .standing import Standing
 from .timer import Timer
 from .turns import Turns
 from .watch import expired
@@ -34,10 +35,8 @@ from .work import Job, Rerun, Trial, Work
 
 __all__ = ["Dispatcher", "Job", "MakeError", "Work"]
 
-_LULL_S = 0.025
 
-
-class Dispatcher(Failover):
+class Dispatcher(Standing):
     """Requests of several models that share one device, or several of which each can run all of them.
 
     Args:
@@ -93,19 +92,6 @@ class Dispatcher(Failover):
         """Begin to keep time in a thread; without it `expire` must be called."""
         why = "the timer thread ended: restart the server"
         self._timer.start(lambda: self.close(lambda: Unavailable(why)))
-
-    def load(self, lane: int | None = None) -> tuple[Load, int]:
-        """What waits and how many rows run, over all models; of a single one only its rows."""
-        with self._lock:
-            if lane is None:
-                return self._ledger.load.copy(), sum(self._ledger.running)
-            return Load(self._ledger.waiting[lane]), self._ledger.running[lane]
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
-        with self._lock:
-            return self._ledger.idle
 
     # -- callers ------------------------------------------------------------------------------------
 
@@ -292,20 +278,6 @@ class Dispatcher(Failover):
         with self._lock:
             if self._refusal is None:
                 self._refusal = draining
-
-    def wait_idle(self, timeout_s: float) -> bool:
-        """Sleep until nothing waits and nothing runs, the timeout, or the close; whether it is idle."""
-        with self._lock:
-            until_s = self._clock.now() + timeout_s
-            while not (self._ledger.idle or self._closed) and self._clock.now() < until_s:
-                self._clock.wait(self._idle_cond, until_s)
-            return self._ledger.idle
-
-    def wait_lull(self) -> None:
-        """Sleep until the last row lands, 25 ms at most: then work beside requests meets the fewest."""
-        with self._lock:
-            if not self._closed:
-                self._idle_cond.wait(_LULL_S)  # real time: it is the host that is spared
 
     def close(self, make_error: MakeError | None = None) -> None:
         """Fail whatever is left and let both threads end; again: does nothing.

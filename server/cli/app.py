@@ -21,7 +21,7 @@ from .exits import fail as _fail
 from .exits import show as _show
 from .fit import fit
 from .inspect import check, inspect
-from .options import MODEL_PATHS, PROGRAM_PATHS, STORE_PATHS, with_flags
+from .options import MODEL_PATHS, MORE_ARGUMENTS, PROGRAM_PATHS, STORE_PATHS, with_flags
 from .store import app as store_app
 from .top import top
 
@@ -59,7 +59,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command(rich_help_panel="Serve")
+@app.command(rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
 @with_flags()
 def serve(
     flags: Mapping[str, Any],
@@ -75,7 +75,7 @@ def serve(
     _guarded(lambda: _serve(settings), traceback)
 
 
-@app.command(rich_help_panel="Serve")
+@app.command(rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
 @with_flags((*MODEL_PATHS, *STORE_PATHS, *PROGRAM_PATHS))
 def warmup(
     flags: Mapping[str, Any],
@@ -104,7 +104,13 @@ def _serve(settings: Settings) -> int:
     # Imported here: `--help` and usage errors answer at once.
     from ..logs import set_up_logs
     from ..tracing import Tracing
+    from .console import WarmupView
     from .serving import open_socket, serve
+
+    view = WarmupView(_errors)
+
+    def on_failure(error: BaseException) -> None:
+        exits.say(f"error: {view.rest_of(error)}", style="red")
 
     set_up_logs(config.log_level, config.log_format)
     tracing = Tracing() if config.traces else None
@@ -116,7 +122,7 @@ def _serve(settings: Settings) -> int:
         _errors.print(
             f"listening on {scheme}://{shown}:{port}, loading {models}", markup=False, soft_wrap=True
         )
-        error = serve(settings, listener, _loader(config, tracing), on_failure=_show, tracing=tracing)
+        error = serve(settings, listener, _loader(config, tracing, view), on_failure=on_failure, tracing=tracing)
     if tracing is not None:
         tracing.close()
     code = 0 if error is None else exit_code(error)
@@ -131,12 +137,10 @@ def _check_store(config: ServeConfig) -> None:
         check_store_url(config.store)
 
 
-def _loader(config: ServeConfig, tracing: Any) -> Callable[..., None]:
+def _loader(config: ServeConfig, tracing: Any, view: Any) -> Callable[..., None]:
     def load(late: Any, metrics: Any) -> None:
+        from ..fleet import wait_out
         from . import wiring
-        from .console import WarmupView
-
-        view = WarmupView(_errors)
 
         def on_progress(model: str, step: Any) -> None:
             if not late.draining:  # what a stop signal cuts short has not failed
@@ -149,7 +153,11 @@ def _loader(config: ServeConfig, tracing: Any) -> Callable[..., None]:
             late.arrive(server, texts)
             if late.draining:
                 return
-            server.start().wait_ready()
+            server.start()
+            if config.strict:
+                server.wait_ready()
+            else:
+                wait_out(server)
         finally:
             view.close()
         _errors.print(f"ready: {', '.join(server.models)}", markup=False, highlight=False, soft_wrap=True)

@@ -40,6 +40,11 @@ class LateEngine:
         return self.failure is None if self._engine is None else self._engine.live
 
     @property
+    def lost(self) -> bool:
+        """Whether no model can ever get ready."""
+        return self.failure is not None and (self._engine is None or getattr(self._engine, "lost", False))
+
+    @property
     def ready(self) -> bool:
         """What the engine says; False before it is there."""
         return self._engine is not None and self._engine.ready

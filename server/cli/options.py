@@ -14,10 +14,14 @@ from pydantic.fields import FieldInfo
 from ..config import ModelConfig, ServeConfig
 from ..programs_config import ProgramsConfig
 from ..settings import paths_of
+from .exits import EXIT_USAGE, fail
 
 MODEL_PATHS = tuple(paths_of(ModelConfig))
 PROGRAM_PATHS = tuple(ProgramsConfig.model_fields)
 STORE_PATHS = ("store", "use_store", "store_max_bytes")
+MORE_ARGUMENTS = {"allow_extra_args": True}
+"""Settings of a command `with_flags`, which refuses more than one model itself."""
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
 _FLAGS = {"use_store": "--use-store/--no-store"}
 _REST = "Address, security and logs"
 _PANELS = {
@@ -52,11 +56,12 @@ def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., No
         kept = dict(sorted(kept.items(), key=lambda pair: _ORDER.index(_panel(pair[1].path))))
         own = [one for one in inspect.signature(command).parameters.values() if one.kind is one.KEYWORD_ONLY]
 
-        def run(**values: Any) -> None:
+        def run(context: typer.Context, **values: Any) -> None:
+            _check_one(values.get("model"), context.args)
             flags = {one.path: values.pop(name) for name, one in kept.items()}
             command(flags, **values)
 
-        parameters = [_parameter(name, one) for name, one in kept.items()] + own
+        parameters = [_parameter(name, one) for name, one in kept.items()] + own + [_CONTEXT]
         parameters.sort(key=lambda one: one.name != "model")
         run.__doc__, run.__name__ = command.__doc__, command.__name__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -64,6 +69,17 @@ def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., No
         return run
 
     return decorate
+
+
+def _check_one(model: str | None, more: list[str]) -> None:
+    """Several models are options of several models: more than a command line can tell apart."""
+    if more:
+        names = ", ".join(map(repr, [model, *more]))
+        fail(
+            f"A command takes one model, got {names}; several are given in a TOML file, each in a table: a "
+            f'line [[models]], below it model = "{model}"; then leave the names out and give --config FILE.',
+            EXIT_USAGE,
+        )
 
 
 class _Option(NamedTuple):

@@ -130,7 +130,7 @@ def serve(
 
     Returns:
         What made the server stop, or None after a normal drain. A model that cannot be loaded always
-        stops it; a bucket that fails to warm only if `strict`.
+        stops it, and so it does if none can ever get ready; a bucket that fails to warm only if `strict`.
     """
     config = settings.config
     _check_tls(config)
@@ -150,7 +150,7 @@ def serve(
             late.fail(error)
             if on_failure is not None:
                 on_failure(error)
-            if config.strict or not late.models:
+            if config.strict or late.lost:
                 fatal.append(error)
                 loop.call_soon_threadsafe(server.stop)
 

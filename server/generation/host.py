@@ -91,6 +91,15 @@ class Host(Life):
             raise Closed(f"a server gets ready before it is closed; {self._progress}: make a new one")
         return self
 
+    def wait_over(self, timeout_s: float) -> bool:
+        """Block until the warm-up has come to its end, however it went; whether it has."""
+        return self._worker.ready.wait(timeout_s)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the warm-up failed: it ended there, so that the model never gets ready."""
+        return self._worker.failure is not None and not self.warm
+
     @property
     def report(self) -> WarmupReport:
         """Of the warm-up, which fills it as it goes."""

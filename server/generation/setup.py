@@ -48,6 +48,10 @@ class Setup:
         for name in ("page_size", "max_rows", "prefill_chunk", "decode_steps", "depth", "tops", "stop_ids"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1; got {value}")
+        for name in ("prefill_buckets", "mixed_buckets"):
+            for bucket in getattr(self, name) or ():
+                if min(bucket) < 1:
+                    raise ConfigError(f"{name} have at least 1 row and 1 token; got {tuple(bucket)}")
         if self.biases < 0:
             raise ConfigError(f"max_logit_bias is at least 0; got {self.biases}")
         if self.pages is not None and self.pages <= FIRST_PAGE:

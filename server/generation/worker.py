@@ -165,7 +165,8 @@ class Worker:
         done = len(report.warm) + len(report.failed)
         facts = None if error is not None else report.warm[-1].facts
         named = None if error is None else report.failed[key]
-        self._on_progress(self._name, WarmupStep(key, done, report.total, report.elapsed_s, named, facts))
+        step = WarmupStep(key, done, report.total, report.elapsed_s, named, facts, len(report.failed))
+        self._on_progress(self._name, step)
 
     def _probe(self, key: Key) -> float:
         """Run a program once, so that no request is its first; seconds of that run."""

@@ -71,8 +71,9 @@ class Model:
     @property
     def servable(self) -> Servable:
         """What is served; of a model that gave way and has left, the successor's."""
-        if self._servable is not None:
-            return self._servable
+        servable = self._servable  # read once: the compile thread lets it go
+        if servable is not None:
+            return servable
         if self._successor is None:
             raise Closed(f"model {self.name!r} was never served: ask for the one that is")
         return self._successor.servable
@@ -124,8 +125,6 @@ class Model:
         waiting, running = self._dispatcher.load(self.lane)
         return waiting.rows, running
 
-    # -- versions -----------------------------------------------------------------------------------
-
     def give_way(self, successor: "Model") -> None:
         """From now on requests to this handle are the successor's; those let in are answered here."""
         self._successor = successor
@@ -138,8 +137,6 @@ class Model:
         self._opened = []
         self.maker.release()
         self._servable = self._door = None
-
-    # -- the door -----------------------------------------------------------------------------------
 
     def admit(
         self,

@@ -135,6 +135,21 @@ class WarmUp:
                 self._clock.wait(self._changed, until_s)
         return True
 
+    def wait_over(self, timeout_s: float) -> bool:
+        """Sleep until the warm-up has come to its end, however it went; whether it has."""
+        until_s = self._clock.now() + timeout_s
+        with self._changed:
+            while not (self.finished or self._stop.is_set()) and self._clock.now() < until_s:
+                self._clock.wait(self._changed, until_s)
+        return self.finished
+
+    @property
+    def lost(self) -> bool:
+        """Whether it ended and no model can get ready: none has a program, or the warm-up itself broke."""
+        if not self.finished or self._stop.is_set() or any(model.ready for model in self._models):
+            return False
+        return self.error is not None or not any(model.report.warm for model in self._models)
+
     def _run(self) -> None:
         try:
             if self._options.policy == "lazy":
@@ -256,10 +271,11 @@ class WarmUp:
         if self._on_progress is not None:
             report = model.report
             report.elapsed_s = time.monotonic() - self._begin_s
-            done = len(report.warm) + len(report.failed)
-            self._on_progress(
-                model.name, replace(step, done=done, total=report.total, elapsed_s=report.elapsed_s)
+            done, failed = len(report.warm) + len(report.failed), len(report.failed)
+            told = replace(
+                step, done=done, total=report.total, elapsed_s=report.elapsed_s, failed=failed
             )
+            self._on_progress(model.name, told)
 
     def _notify(self) -> None:
         with self._changed:

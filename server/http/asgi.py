@@ -90,10 +90,12 @@ def create_app(
     passed: dict[str, Any] = {"keys": Keys(api_keys), "refuse": refuse, "client_header": config.client_header}
     app.add_middleware(Entry, hot=hot, **passed)
     front: ASGIApp = Entry(refuse, **passed)
+    own: list[type] = [Entry]
     if tracing is not None:
         app.add_middleware(Traced, tracing=tracing)
         front = Traced(front, tracing=tracing)
-    app.go_past(front, hot)
+        own.insert(0, Traced)
+    app.go_past(front, hot, own)
     openapi.install(app)
     return app
 

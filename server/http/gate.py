@@ -13,7 +13,8 @@ from typing import Final
 
 from ..errors import Overloaded
 
-# A sample counts for a tenth, and no single pause of the process for more than three of the usual.
+# A sample counts for a tenth, and no single pause of the process, which all that were read before it share,
+# for more than three of the usual.
 _WEIGHT = 0.1
 _MOST_RATIO = 3.0
 _FIRST_S = 1e-4
@@ -57,6 +58,7 @@ class Gate:
         self._hurry = _SHARE / most_lag_s  # of callers: one over the seconds that they allow, lately
         self._pace_s = _FIRST_S
         self._lately_s = 0.0  # in which requests began
+        self._most_pace_s, self._most_lately_s = _MOST_RATIO * _FIRST_S, _BUSY * most_lag_s
         self._came = self._in = 0.0
         self._credit = 1.0
         self._now_s = -math.inf
@@ -72,6 +74,9 @@ class Gate:
         self._forget(now_s)
         self._came += 1
         ahead = self.ahead
+        if not ahead:  # whatever delays those that are read with this one delays them together
+            self._most_pace_s = _MOST_RATIO * self._pace_s
+            self._most_lately_s = max(_MOST_RATIO * self._lately_s, _BUSY * self.bound_s)
         if self.lag_s > self.bound_s or self._in_vain():
             return None
         self.ahead = ahead + 1
@@ -91,6 +96,7 @@ class Gate:
         if now_s > self._now_s + _MEMORY_S / 32:
             kept = math.exp((self._now_s - now_s) / _MEMORY_S)
             self._came, self._in, self._now_s = self._came * kept, self._in * kept, now_s
+            self._lately_s *= kept
 
     def begun(self, ahead: int, lag_s: float, waited_s: float | None = None) -> None:
         """A request that was let in begins.
@@ -101,10 +107,14 @@ class Gate:
             waited_s: how many of them it waited itself; None for all.
         """
         self.ahead -= 1
-        waited_s = min(lag_s if waited_s is None else waited_s, self.bound_s)
+        waited_s = min(lag_s if waited_s is None else waited_s, self.bound_s, self._most_lately_s)
         self._lately_s += _WEIGHT * (waited_s - self._lately_s)
-        pace_s = min(lag_s / (ahead + 1), _MOST_RATIO * self._pace_s)
+        pace_s = min(lag_s / (ahead + 1), self._most_pace_s)
         self._pace_s += _WEIGHT * (pace_s - self._pace_s)
+
+    def gone(self) -> None:
+        """A request that was let in will never begin."""
+        self.ahead -= 1
 
     def allowed(self, timeout_s: float | None, *, refused: bool = False) -> None:
         """What became known of a request that began.

@@ -122,10 +122,14 @@ class Embeddings:
         call.model = model.name
         embedder = self._texts.get(model.name)
         if embedder is None:
-            other = f"tensors to /v2/models/{model.name}/infer" if model.inputs else "it to /v1/completions"
+            if not model.inputs:
+                raise UnknownModel(
+                    f"/v1/embeddings needs a model of embeddings, got {model.name!r}, which generates text; "
+                    "send the prompt to /v1/completions, or messages to /v1/chat/completions."
+                )
             raise UnknownModel(
                 f"/v1/embeddings needs a model with a tokenizer, got {model.name!r}, which makes no "
-                f"embeddings of texts; send {other}."
+                f"embeddings of texts; send tensors to /v2/models/{model.name}/infer."
             )
         call.param = "input"
         inputs = as_inputs(request.input, model)

@@ -6,6 +6,7 @@ request of one row a tenth was the second call.
 
 import asyncio
 import time
+from collections.abc import Iterable
 from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,6 +46,11 @@ class JoinedWrites:
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        """Writes what was kept and these, which are whole."""
+        self._flush()
+        self._transport.writelines(parts)
 
     def _flush(self) -> None:
         if self._head:
@@ -97,7 +103,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Lets a request in, or refuses it; one behind others on its connection waits for those alone."""
         before: RequestResponseCycle | None = self.cycle
         waits = before is not None and not before.response_complete
-        if self._refusals is None or waits or self.parser.get_method() != b"POST":
+        asked = self.parser.get_method() == b"POST" and not self.parser.should_upgrade()
+        if self._refusals is None or waits or not asked:
             super().on_headers_complete()
             return
         came_s = time.monotonic()
@@ -105,21 +112,38 @@ class HttpProtocol(HttpToolsProtocol):
         if ahead is None:
             self._refuse(self._refusals)
             return
-        super().on_headers_complete()
-        if self.cycle is before:  # it became something else than a request
-            self._refusals.gate.begun(ahead, 0.0)
-        else:
-            cast("Scope", self.scope)[CAME] = (came_s, ahead)
+        cast("Scope", self.scope)[CAME] = (came_s, ahead)
+        try:
+            super().on_headers_complete()
+        except BaseException:  # its target is none, say: the connection ends
+            self._refusals.gate.gone()
+            raise
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # uvicorn may answer by itself: more connections are open than it was told to keep.
+        if app is not self.app and self._refusals is not None and CAME in cycle.scope:
+            self._refusals.gate.gone()
+        super()._start_asgi_task(cycle, app)
 
     def _refuse(self, refusals: Refusals) -> None:
         self._refusing = True
         if refusals.gate.refused():
             self.loop.call_soon(refusals.flush)
-        keep = self.parser.should_keep_alive()
+        if self.transport.is_closing():
+            return
+        if self.expect_100_continue:  # the body may never come
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
         # Past the joining of heads and bodies: this is whole.
         self.transport.writelines(
-            refusals.answer(self.url, self.headers, self.server_state.default_headers, keep=keep)
+            refusals.answer(self.url, self.headers, self.server_state.default_headers, keep=self._keeps())
         )
+
+    def _keeps(self) -> bool:
+        """Whether the connection outlives a request that is refused."""
+        old = self.parser.get_http_version() == "1.0"  # such a client may read until the end
+        return self.parser.should_keep_alive() and not (old or self.expect_100_continue)
 
     def on_body(self, body: bytes) -> None:
         """A part of a body; of one that is refused it is dropped."""
@@ -132,6 +156,13 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._refusing = False
-        if not self.parser.should_keep_alive():
+        if not self._keeps():
             self.transport.close()
         self.on_response_complete()
+        if self.flow.write_paused and not self.transport.is_closing():
+            self.flow.pause_reading()  # refusals await nothing: who reads none of them sends no more
+
+    def resume_writing(self) -> None:
+        """The client reads."""
+        super().resume_writing()
+        self.flow.resume_reading()

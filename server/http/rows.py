@@ -117,10 +117,14 @@ def _misnamed(model: ModelHandle, tensors: Mapping[str, Tensor], takes_text: boo
     names = [spec.name for spec in model.inputs]
     expected = f"{names} or {[TEXT]}" if takes_text else f"{names}"
     unknown = next((name for name in tensors if name not in names), None)
+    needed = [spec.name for spec in model.inputs if _needed(spec)]
+    missing = next((name for name in (*needed, *names) if name not in tensors), None)
+    absent = [name for name in needed if name not in tensors]
+    if unknown is not None and absent:
+        sent = f"{absent[0]!r} is missing, got {unknown!r}; rename it"
+        return BadTensor(f"Inputs of {model.name!r} are {expected}: {sent}.")
     if unknown is not None:
         return BadTensor(f"Inputs of {model.name!r} are {expected}, got {unknown!r} too; leave it out.")
-    needed = [spec.name for spec in model.inputs if _needed(spec)]
-    missing = next(name for name in (*needed, *names) if name not in tensors)
     return BadTensor(f"Inputs of {model.name!r} are {expected}, got none named {missing!r}; add it.")
 
 
@@ -144,5 +148,10 @@ def _checked(spec: TensorSpec, tensor: Tensor) -> np.ndarray:
 
 
 def _misshapen(spec: TensorSpec, tensor: np.ndarray) -> BadTensor:
-    shown = ["rows", *spec.shape]
-    return BadTensor(f"Input {spec.name!r} has shape {shown}, got {list(tensor.shape)}; reshape it.")
+    shown = ", ".join(map(str, ["rows", *spec.shape]))
+    fixed = zip(tensor.shape, spec.shape, strict=False)
+    one = tensor.ndim == len(spec.shape) and all(size == axis or isinstance(axis, str) for size, axis in fixed)
+    remedy = f"send {[1, *tensor.shape]} for one item" if one else "reshape it"
+    return BadTensor(
+        f"Input {spec.name!r} must have the shape [{shown}], got {list(tensor.shape)}; {remedy}."
+    )

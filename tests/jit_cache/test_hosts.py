@@ -5,11 +5,14 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
-from servax.jit_cache import Hosts, Servable, SignatureError, follow
+from servax.jit_cache import CompileError, Hosts, Servable, SignatureError, follow
+from servax.jit_cache.handshake import reach
 
 
 def free_ports(count):
@@ -90,3 +93,44 @@ def test_a_secret_is_long():
 def test_a_model_of_one_process_is_not_followed():
     with pytest.raises(SignatureError, match="serve them here"):
         follow(Servable(lambda x: x, inputs={"x": "float32[4]"}))
+
+
+def test_an_answer_that_came_too_late_is_not_taken_for_the_next_program():
+    hosts, version = Hosts(("localhost", 1), b"known to both of them", wait_s=0.05), object()
+    one, other = Pipe()
+    hosts._others = [one]
+    first, second = (["model", "padded", "", (size,)] for size in (1, 2))
+    for program in (first, second):
+        with (
+            pytest.raises(CompileError, match="another one: it took longer than 0"),
+            hosts.compiling("model", version, program, "bucket here"),
+        ):
+            pass
+        other.send_bytes(json.dumps([program, ""]).encode())
+    with (
+        pytest.raises(CompileError, match="no memory"),
+        hosts.compiling("model", version, ["model", "padded", "", (3,)], "bucket here"),
+    ):
+        other.send_bytes(json.dumps([["model", "padded", "", [3]], "no memory"]).encode())
+
+
+def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be_late(monkeypatch):
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    address, version, waits = ("127.0.0.1", int(free_ports(1)[0])), object(), []
+    hosts = Hosts(address, b"known to both of them", wait_s=0.3)
+    for size in range(3):
+        begin_s = time.monotonic()
+        with (
+            pytest.raises(CompileError, match="not all came"),
+            hosts.compiling("model", version, ["model", "padded", "", (size,)], "bucket"),
+        ):
+            pass
+        waits.append(time.monotonic() - begin_s)
+    assert waits[0] > 0.25 > max(waits[1:])
+    with reach(address, hosts.secret) as late:
+        hosts._joining.result(10)
+        with hosts.compiling("model", version, ["model", "padded", "", (4,)], "bucket"):
+            what, *program = json.loads(late.recv_bytes())
+            assert (what, program) == ("compile", ["model", "padded", "", [4]])
+            late.send_bytes(json.dumps([program, ""]).encode())
+    hosts.close()

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from servax.jit_cache import Placement, Servable, SignatureError
+from servax.bucketing import Bucket
+from servax.jit_cache import Placement, Servable, SignatureError, compile_program
 from servax.jit_cache.replicas import Replicas, devices_each
 
 SCRIPT = """
@@ -102,3 +103,18 @@ def test_what_a_store_remembers_of_the_first_copy_counts_for_all():
     assert replicas.scratch(servable, bucket) is None
     assert told == [("timed", devices, bucket, None), ("measured", devices, bucket, 0.25)]
     assert Replicas(devices, lambda *_: None).timed(servable, bucket) is None
+
+
+def test_a_version_that_keeps_some_weights_gets_its_others():
+    servable = Servable(
+        lambda params, x: x * params["a"] + params["b"],
+        {"a": np.full(4, 3, np.float32), "b": np.zeros(4, np.float32)},
+        inputs={"x": "float32[4]"},
+        limits={"batch": 1},
+    )
+    leaves = servable.place()
+    program = Replicas(jax.devices()[:1], compile_program)(servable, Bucket(("batch",), (1,)), leaves)
+    x = np.ones((1, 4), np.float32)
+    later = program.with_leaves([leaves[0], jax.numpy.full(4, 5.0)])
+    np.testing.assert_array_equal(later({"x": x})[0], 8 * x)
+    np.testing.assert_array_equal(program({"x": x})[0], 3 * x)

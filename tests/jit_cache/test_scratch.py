@@ -74,6 +74,18 @@ def test_what_may_not_end_or_not_fit_is_estimated(
     assert scratch_without_weights(model, programs, most_bytes=most) == {BUCKET: estimate}
 
 
+@pytest.mark.parametrize(("name", "value"), [("host_free_bytes", lambda: MIB), ("_MOST_S", 0.0)])
+def test_what_the_machine_has_no_room_or_the_plan_no_time_for_is_estimated(
+    name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servax.jit_cache.scratch.peak_bytes", lambda call: pytest.fail("was run"))
+    monkeypatch.setattr(f"servax.jit_cache.scratch.{name}", value)
+    model = servable(product)
+    programs = compiled(model)
+    estimate = library_scratch(programs[BUCKET].executable.as_text())
+    assert scratch_without_weights(model, programs, most_bytes=1 << 40) == {BUCKET: estimate}
+
+
 def test_a_run_that_fails_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(call: Any) -> int:
         raise RuntimeError("no")

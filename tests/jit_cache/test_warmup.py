@@ -14,6 +14,7 @@ from servax.jit_cache import (
     warm_up,
     warmup_order,
 )
+from servax.jit_cache.warmup import alike_failures
 from servax.jit_cache.program import Program, ProgramFacts
 
 AXES = ("batch", "length")
@@ -89,8 +90,20 @@ def test_a_fault_of_the_model_is_not_told_for_every_bucket(service):
 
     report = warm_up(ProgramCache(build, service), warmup_order(GRID), lambda _: 0.0)
     assert len(report.failed) == 5
-    with pytest.raises(WarmupError, match=r"0 of 5 are: 1x64: .*; 1x8: .*; 4x8: .*; and 2 more that failed$"):
+    with pytest.raises(WarmupError, match=r"0 of 5 are: 5 buckets: no attribute 'foo'$"):
         report.require_complete()
+
+
+def test_failures_that_name_their_bucket_are_alike_too(service):
+    def build(bucket):
+        if bucket.sizes[0] == 1:
+            raise CompileError(f"bucket {bucket} failed with 'foo'")
+        raise CompileError(f"{bucket.sizes} is none of mine")
+
+    report = warm_up(ProgramCache(build, service), warmup_order(GRID), lambda _: 0.0)
+    first, *others = alike_failures(report.failed)
+    assert first == ("2 buckets", "bucket 1x64 failed with 'foo'", 2)
+    assert [count for _, _, count in others] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of memory"), TimeoutError("slow"), ValueError()])

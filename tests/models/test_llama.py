@@ -222,6 +222,45 @@ def test_mixed_steps_give_what_chunks_of_their_own_give(data):
             np.testing.assert_allclose(part[:, own], pool.kv[name][:, own], rtol=0, atol=1e-4)
 
 
+def test_G12_what_is_not_finite_stays_in_its_row_of_a_mixed_step():
+    """Row 1 has it in its past or reads it now, beside a row that decodes and a prompt that begins."""
+    model = model_of("no_groups_free_head")
+    poison = 77
+    word = np.array(model.params["word"])
+    word[poison] = np.nan
+    params = {**model.params, "word": word}
+    step, mix = jax.jit(model.step), jax.jit(model.mixed_step)
+
+    def run(past, now):
+        spec = model.kv_shapes(pages=12, page_size=4)
+        kv = {name: jnp.full(part.shape, jnp.nan, part.dtype) for name, part in spec.items()}
+        table = np.array([[2, 3], [4, 5], [6, 7]], np.int32)
+        lengths = {"context_lengths": np.zeros(3, np.int32), "chunk_lengths": np.array([3, 2, 0], np.int32)}
+        ids = np.array([[5, 6, 7], [8, past, 0], [0, 0, 0]], np.int32)
+        _, kv = step(params, kv, ids=ids, page_table=table, **lengths)
+        logits, kv = mix(
+            params,
+            kv,
+            ids=np.array([9, 10, 11], np.int32),
+            further_ids=np.array([now, 12, 13, 14], np.int32),
+            further=np.array([[1, 1, 2, -1], [0, 1, 0, 0]], np.int32),
+            reads=np.int32(1),
+            page_table=table,
+            context_lengths=np.array([3, 2, 0], np.int32),
+            chunk_lengths=np.array([1, 3, 2], np.int32),
+        )
+        return np.asarray(logits), kv
+
+    want, pool = run(21, 22)
+    assert np.isfinite(want).all()
+    for past, now in ((poison, 22), (21, poison)):
+        got, after = run(past, now)
+        assert np.isnan(got[1]).any()
+        np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
+        for name, part in after.items():
+            np.testing.assert_array_equal(part[:, [2, 3, 6, 7]], pool[name][:, [2, 3, 6, 7]])
+
+
 @functools.cache
 def mixed():
     return jax.jit(model_of().mixed_step)

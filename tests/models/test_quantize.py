@@ -1,6 +1,7 @@
 """Decoders in int8: what rounding may change, what turning may not, and how well SmolLM2 still writes."""
 
 import dataclasses
+import functools
 import gzip
 import importlib.resources
 import json
@@ -12,17 +13,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.models import UnsupportedModel, generative, llama, load, quantized, tiny
+from servax.models import UnsupportedModel, llama, load, quantized, tiny
 from servax.models.quantize import block_of, hadamard, orthogonal, quantize, rounded, turned
 from servax.models.quantized import Quantized
 from servax.models.random_model import random_params
 
 VARIANTS = {
     "plain": {},
-    "head": {"num_kv_heads": 4, "tied": False},
+    "head": {"hidden_size": 42, "num_heads": 3, "num_kv_heads": 3, "tied": False},  # no powers of two
     "qwen2": {"qkv_bias": True, "num_kv_heads": 1},
     "qwen3": {"qk_norm": True},
 }
+ROWS, LENGTH = 14, 64  # of texts that SmolLM2 reads, in one program
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 40))
 
 
@@ -36,7 +38,7 @@ def test_rounding_is_off_by_half_a_step_at_most(shape, seed, exponent):
     assert (np.abs(values * scales[:, None] - rows) <= scales[:, None] * 0.5001).all()
 
 
-@settings(max_examples=4, deadline=None)  # each shape is compiled
+@settings(max_examples=3, deadline=None)  # each shape is compiled
 @given(SHAPES, st.integers(1, 20), st.integers(0, 99))
 def test_products_are_those_of_the_rounded_numbers_and_of_no_other_row(shape, count, seed):
     rng = np.random.default_rng(seed)
@@ -68,41 +70,51 @@ def texts_of(model, count=3, length=20):
     return {"ids": ids, "lengths": np.array([length, 7, 1], np.int32)[:count]}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_turning_changes_no_answer(variant):
+@functools.cache
+def exact(variant):
+    """Logits of a variant in float32, by parameters as they were drawn and turned; one program for both."""
     model = tiny(**VARIANTS[variant])
-    config = model.step.args[0]
+    config, texts = model.step.args[0], texts_of(model)
     params = random_params(config, 0)
     loose = dataclasses.replace(config, tied=False)
-    want, got = (
-        jax.jit(lambda params, config=config: llama.forward(config, params, **texts_of(model)))(params)
-        for config, params in ((config, params), (loose, turned(config, params)))
-    )
+    forward = jax.jit(lambda params: llama.forward(loose, params, **texts))
+    plain = {**params, "head": params.get("head", params["word"])}
+    return [np.asarray(forward(one)) for one in (plain, turned(config, params))]
+
+
+@functools.cache
+def rounded_answers(variant):
+    small = tiny(int8=True, **VARIANTS[variant])
+    return small, np.asarray(jax.jit(small.forward)(small.params, **texts_of(small)))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_turning_changes_no_answer(variant):
+    want, got = exact(variant)
     np.testing.assert_allclose(got, want, atol=1e-3 * float(np.abs(want).max()))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_int8_is_near_float32_and_takes_a_fraction(variant):
-    model, small = tiny(**VARIANTS[variant]), tiny(int8=True, **VARIANTS[variant])
-    want, got = (np.asarray(jax.jit(one.forward)(one.params, **texts_of(one))) for one in (model, small))
+    want, (small, got) = exact(variant)[0], rounded_answers(variant)
     assert 0 < np.std(got - want) < 0.1 * np.std(want)
     matrices = {np.dtype(leaf.dtype) for leaf in jax.tree.leaves(small.params) if leaf.size > 10_000}
     assert matrices <= {np.dtype(np.int8)}
-    assert (model.config["weights"], small.config["weights"]) == ("float32", "int8")
+    assert (tiny().config["weights"], small.config["weights"]) == ("float32", "int8")
 
 
 def test_int8_step_over_pages_equals_whole_sequences():
-    model = tiny(int8=True)
-    ids = texts_of(model)["ids"][:1]
-    want = np.asarray(jax.jit(model.forward)(model.params, ids=ids, lengths=np.array([20], np.int32)))[0]
+    model, want = rounded_answers("plain")
+    ids, want = texts_of(model)["ids"][:1], want[0]
     kv, table = model.init_kv(pages=6, page_size=8), np.array([[2, 3, 4]], np.int32)
     step = jax.jit(model.step)
-    for begin, end in ((0, 16), *((at, at + 1) for at in range(16, 20))):
+    for begin, end in ((0, 8), (8, 16), *((at, at + 1) for at in range(16, 20))):
         sizes = {
             "context_lengths": np.array([begin], np.int32),
             "chunk_lengths": np.array([end - begin], np.int32),
         }
-        logits, kv = step(model.params, kv, ids=ids[:, begin:end], page_table=table, **sizes)
+        chunk = np.resize(ids[:, begin:end], (1, 8))  # what stands behind the chunk is not read
+        logits, kv = step(model.params, kv, ids=chunk, page_table=table, **sizes)
         np.testing.assert_allclose(logits[0], want[end - 1], atol=0.05 * float(np.std(want)))
 
 
@@ -123,15 +135,16 @@ def test_only_decoders_and_only_int8():
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The model, and the same in int8, on the device."""
-    model = load("smollm2")
-    config = model.step.args[0]
-    stacked = {
-        name: {key: np.stack(leaf) if isinstance(leaf, tuple) else leaf for key, leaf in leaves.items()}
-        for name, leaves in model.params["layers"].items()
-    }
-    small = generative.make("int8", config, {**model.params, "layers": stacked}, model.tokenizer, int8=True)
-    return [(jax.jit(one.forward), jax.device_put(one.params)) for one in (model, small)], model.tokenizer
+    """The tokenizer, and the logarithm of each token's probability in float32 and in int8."""
+    models = [load("smollm2"), load("smollm2", quantize="int8")]
+
+    def one(model):
+        params = jax.device_put(model.params)
+        lengths = np.full(ROWS, LENGTH, np.int32)
+        run = jax.jit(lambda params, ids: jax.nn.log_softmax(model.forward(params, ids=ids, lengths=lengths)))
+        return functools.partial(run, params)
+
+    return models[0].tokenizer, *map(one, models)
 
 
 def wikipedia(tokenizer, count, length):
@@ -139,34 +152,40 @@ def wikipedia(tokenizer, count, length):
     packed = importlib.resources.files("servax.experiments") / "data" / "texts.jsonl.gz"
     lines = map(json.loads, gzip.decompress(packed.read_bytes()).splitlines())
     paragraphs = [line["text"] + "\n" for line in lines if line["source"].startswith("wikitext")]
-    ids = np.concatenate(tokenizer.encode_rendered(paragraphs[:100]))
+    ids = np.concatenate(tokenizer.encode_rendered(paragraphs[:40]))
     return ids[: count * length].reshape(count, length).astype(np.int32)
 
 
-def test_perplexity_of_smollm2_is_within_a_percent(smollm2):
-    models, tokenizer = smollm2
-    ids = wikipedia(tokenizer, 12, 256)
+@jax.jit
+def compared(want, got, ids):
+    """Divergence of the distributions of each token, and the logarithm of what each gives to the next one."""
+    next_one = [jnp.take_along_axis(one[:, :-1], ids[:, 1:, None], axis=-1)[..., 0] for one in (want, got)]
+    return jnp.sum(jnp.exp(want) * (want - got), axis=-1), *next_one
 
-    def surprise(forward, params, ids):
-        logits = forward(params, ids=ids, lengths=np.full(len(ids), ids.shape[1], np.int32))[:, :-1]
-        own = jnp.take_along_axis(logits, ids[:, 1:, None], axis=-1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - own)
 
-    of_batch = jax.jit(surprise, static_argnums=0)
-    exact, rounded = (np.exp(np.mean([of_batch(*one, some) for some in np.split(ids, 3)])) for one in models)
-    assert 15 < exact < 30
-    assert abs(rounded / exact - 1) < 0.01
+def test_smollm2_in_int8_predicts_nearly_what_it_does_in_float32(smollm2):
+    """Over 3,072 tokens in rows of 256, perplexity is 1.0055 times that of float32, and 1.036 without turns.
+
+    Over the tokens here that ratio has a standard error of 0.0053, three of which are allowed. The divergence
+    of the two distributions tells more: 0.009 on average, with a standard error of 0.0004.
+    """
+    tokenizer, exact, rounded = smollm2
+    ids = wikipedia(tokenizer, ROWS, LENGTH)
+    divergence, want, got = map(np.asarray, compared(exact(ids), rounded(ids), ids))
+    assert 15 < np.exp(-want.mean()) < 30
+    assert abs(np.exp((want - got).mean()) - 1) < 0.0055 + 3 * 0.0053
+    assert 0 < divergence.mean() < 0.011
 
 
 def test_int8_smollm2_prefers_what_the_reference_prefers_clearly(smollm2):
-    (_, (forward, params)), _ = smollm2
+    _, _, rounded = smollm2
     path = Path(__file__).parent.parent / "golden" / "smollm2_greedy.json"
     texts = [one for one in json.loads(path.read_text(encoding="utf-8")) if len(one["prompt_ids"]) <= 10]
-    ids = np.zeros((len(texts), 64), np.int32)
+    ids = np.zeros((ROWS, LENGTH), np.int32)
     for row, text in enumerate(texts):
         joined = text["prompt_ids"] + text["tokens"]
         ids[row, : len(joined)] = joined
-    best = np.asarray(jnp.argmax(forward(params, ids=ids, lengths=np.full(len(texts), 64, np.int32)), axis=2))
+    best = np.asarray(jnp.argmax(rounded(ids), axis=2))
     clear = [
         best[row, len(text["prompt_ids"]) - 1 + i] == token
         for row, text in enumerate(texts)

@@ -15,8 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from servax.bucketing import Grid
-from servax.jit_cache import PackedServable, Placement, Servable, compile_program
-from servax.jit_cache.step_program import compile_stepped
+from servax.jit_cache import PackedServable, Placement, Servable, StoredPrograms
 from servax.jit_cache.store import Store
 from servax.server import Server
 from servax.server.batching.faults import FaultPolicy
@@ -32,7 +31,7 @@ WEIGHTS = {
     "out": RNG.normal(size=(8, 4)).astype(np.float32),
 }
 ITEMS = [
-    {"x": RNG.normal(size=(length, 4)).astype(np.float32)} for length in (1, 3, 8, 5, 2, 7, 4, 6, 8, 1) * 12
+    {"x": RNG.normal(size=(length, 4)).astype(np.float32)} for length in (1, 3, 8, 5, 2, 7, 4, 6, 8, 1) * 6
 ]
 
 
@@ -71,16 +70,17 @@ def model(*, packs=False, each=1, sizes="static"):
 
 
 class Faulty:
-    """Makes programs that count their runs by device, and raise on those that are broken."""
+    """Loads programs that count their runs by device, and raise on those that are broken."""
 
-    def __init__(self):
+    def __init__(self, store):
         self.broken, self.runs = set(), Counter()
+        self._made = StoredPrograms(store)
 
     def __call__(self, servable, bucket, leaves):
-        return self._bugged(servable, compile_program(servable, bucket, leaves))
+        return self._bugged(servable, self._made(servable, bucket, leaves))
 
     def stepped(self, servable, plan, leaves):
-        return self._bugged(servable, compile_stepped(servable, plan, leaves))
+        return self._bugged(servable, self._made.stepped(servable, plan, leaves))
 
     def _bugged(self, servable, program):
         first, inner = servable.devices[0].id, program.executable
@@ -118,8 +118,12 @@ def difference(got, wanted):
     )
 
 
+def opened(folder):
+    return Store.open(folder / "store", home=folder / "home")
+
+
 def from_store(folder, wanted, options, devices):
-    store = Store.open(folder / "store", home=folder / "home")
+    store = opened(folder)
     with Server(model(**options), devices=devices, store=store, seal=True) as server:
         far = difference(ask(server), wanted)
     told = store.report()
@@ -129,7 +133,7 @@ def from_store(folder, wanted, options, devices):
 def kind(folder, options, devices, wanted):
     (folder / "home").mkdir(parents=True, mode=0o700)
     found = {name: from_store(folder, wanted, options, devices) for name in ("first", "again")}
-    faulty = Faulty()
+    faulty = Faulty(opened(folder))
     policy = FaultPolicy(retries=1, open_after=1, backoff_s=30.0, most_backoff_s=60.0)
     with Server(model(**options), devices=devices, compile_program=faulty, faults=policy) as server:
         before = Counter(faulty.runs)  # of the warm-up: every place

@@ -53,6 +53,22 @@ def test_rows_wait_until_a_program_is_warm(ask):
     assert batcher.next(0.0) == math.inf
 
 
+def test_a_model_may_leave_while_its_device_chooses(ask, batcher_of):
+    """The compile thread lets programs go beside the device thread, which must outlive that."""
+    batcher = batcher_of("1x8,4x8", linear)
+    batcher.add(ask(3))
+    planner = batcher.planner
+
+    class Leaving:
+        def __getattr__(self, name):
+            batcher.planner = None
+            return getattr(planner, name)
+
+    batcher.planner = Leaving()
+    assert isinstance(batcher.next(0.0), Launch)
+    assert batcher.next(0.0) == math.inf
+
+
 def test_B12_one_row_on_an_idle_device_runs_alone_at_once(ask, batcher_of):
     batcher = batcher_of("1x8,2x8,4x8", linear)
     batcher.add(ask(5))

@@ -233,6 +233,6 @@ def test_the_options_are_read_and_checked():
 def test_more_replicas_than_devices_are_refused():
     from servax.server.cli.wiring import _replicas
 
-    assert _replicas(1) is None
+    assert _replicas(1, []) is None
     with pytest.raises(ConfigError, match="got 99"):
-        _replicas(99)
+        _replicas(99, [])

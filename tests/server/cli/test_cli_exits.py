@@ -47,7 +47,7 @@ def test_codes_are_documented_in_help_and_on_the_page() -> None:
     told = " ".join(run.invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
     assert exits.HELP in told
     page = (ROOT / "docs" / "cli.md").read_text()
-    for code in (0, EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_FAILED, exits.EXIT_INTERRUPTED):
+    for code in (0, EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_FAILED, exits.EXIT_INTERRUPTED, 143):
         assert re.search(rf"^\| {code} \|", page, re.MULTILINE), code
     for command in COMMANDS:
         assert f"servax {command}" in page

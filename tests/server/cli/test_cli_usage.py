@@ -44,6 +44,16 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("command", ["serve", "warmup"])
+def test_several_models_are_told_where_they_are_given(command: str) -> None:
+    result = runner.invoke(cli.app, [command, "minilm", "smollm2", "--max-batch", "4"])
+    assert result.exit_code == 2
+    said = result.output.replace("\n", " ")
+    assert "takes one model, got 'minilm', 'smollm2'; several are given in a TOML file" in said
+    assert '[[models]], below it model = "minilm"' in said
+    assert "--config" in said
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [

@@ -110,5 +110,5 @@ def test_sealed_process_generates(serve, greedy):
 def test_programs_are_a_fixed_list(serve):
     server = serve()
     kinds = [key.kind for key in server.engine.programs.compiled]
-    assert sorted(set(kinds)) == ["copy", "decode", "fill", "prefill", "zeros"]
+    assert sorted(set(kinds)) == ["copy", "decode", "fill", "mixed", "prefill", "zeros"]
     assert Key("decode", 3, 1) in server.engine.programs.compiled

@@ -291,3 +291,10 @@ def test_truncation_keeps_to_the_likely_tokens(serve):
         assert {out.ids[0] for out in outs} == {top[0]}
     outs = gather(server, [(prompt, replace(base, seed=i, top_k=3)) for i in range(60)])
     assert {out.ids[0] for out in outs} == set(top)
+
+
+@pytest.mark.parametrize("name", ["prefill_buckets", "mixed_buckets"])
+@pytest.mark.parametrize("bucket", [(0, 8), (8, 0), (8, -1)])
+def test_programs_without_rows_or_tokens_are_refused(tiny, name, bucket):
+    with pytest.raises(ConfigError, match=f"{name} have at least 1 row and 1 token"):
+        GenerationServer(tiny, **{name: ((8, 8), bucket)})

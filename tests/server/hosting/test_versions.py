@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from servax.jit_cache import Servable, WarmupError
 from servax.jit_cache.device_memory import resident_bytes
-from servax.server import ConfigError, Server
+from servax.server import Closed, ConfigError, Server
 
 
 def version(number, name="model", apply=None, batches=(1, 4)):
@@ -115,3 +116,29 @@ def test_C8_loading_and_unloading_a_model_many_times_keeps_nothing():
         gc.collect()
         assert [one() is None for one in alive] == [True] * 19 + [False]
     assert resident[20] <= 1.05 * resident[5]
+
+
+def test_W7_a_swap_whose_old_version_waits_ends_with_the_server(serve, doubling):
+    server, _ = serve(doubling(batch=4, length=8), max_wait_s=10.0)
+    old, told = server.model(), []
+    waiting = old.run_threaded([{"x": np.zeros(3, np.float32)}])  # time stands still: it waits for a batch
+
+    def swap():
+        try:
+            told.append(server.replace(doubling(batch=4, length=8)))
+        except Closed as error:
+            told.append(error)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    (device,) = server._device._each
+    until_s = time.monotonic() + 30.0
+    while not device._crew.retiring and time.monotonic() < until_s:
+        thread.join(0.001)
+    assert device._crew.retiring
+    server.close(drain_s=0.0)
+    thread.join(30.0)
+    assert not thread.is_alive()
+    assert len(told) == 1
+    with pytest.raises(Closed):
+        waiting.result(30.0)

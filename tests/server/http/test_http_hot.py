@@ -5,8 +5,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from servax.server.http import front
+from servax.server.http.asgi import create_app
+from servax.server.http.entry import Entry
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -72,7 +77,8 @@ def test_fastapis_own_tracing_sees_each_request_once_it_is_noticed(
     for _ in range(12):  # most go past FastAPI, some all the way, to notice
         call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
     ways: list[str] = []
-    site.app.middleware_stack = Noting(site.app.middleware_stack, ways)
+    stack = site.app.middleware_stack
+    stack.app = Noting(stack.app, ways)
     for _ in range(10):
         call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
     assert len(ways) == 1
@@ -86,3 +92,89 @@ def test_fastapis_own_tracing_sees_each_request_once_it_is_noticed(
     for _ in range(5):
         site.check_healthy()
     assert len(ways) == 10
+
+
+def ways_of(site: Any, number: int = 12) -> list[str]:
+    """Paths of requests that went through the whole of FastAPI, after the first."""
+    site.check_healthy()
+    entry = site.app.middleware_stack
+    while not isinstance(entry, Entry):
+        entry = getattr(entry, "app", None) or entry._app
+    begun = entry.__class__.__call__
+    inside: list[str] = []
+
+    async def counted(self: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        if self is entry:
+            inside.append(scope["path"])
+        await begun(self, scope, receive, send)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Entry, "__call__", counted)
+        for _ in range(number):
+            call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]})
+    return inside
+
+
+def test_without_an_owners_additions_requests_go_past(site: Any) -> None:
+    assert ways_of(site) == []
+
+
+def test_what_replaces_the_stack_stays_in_front(site: Any) -> None:
+    """As OpenTelemetry's instrumentation of FastAPI does."""
+    seen: list[str] = []
+    plain = site.app.build_middleware_stack
+    site.app.build_middleware_stack = lambda: ServerErrorMiddleware(app=Noting(plain(), seen))
+    assert len(ways_of(site)) == 12
+    assert len(seen) == 14
+    site.app.build_middleware_stack = plain
+    site.app.middleware_stack = plain()
+    assert ways_of(site) == []
+
+
+@pytest.mark.parametrize("kind", [Starlette, FastAPI])
+def test_what_wraps_the_call_of_applications_stays_in_front(
+    site: Any, monkeypatch: pytest.MonkeyPatch, kind: type
+) -> None:
+    """As agents of error trackers do."""
+    seen: list[str] = []
+    plain = kind.__call__  # type: ignore[operator]
+
+    async def wrapped(self: Any, scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope["path"])
+        await plain(self, scope, receive, send)
+
+    monkeypatch.setattr(kind, "__call__", wrapped)
+    site.check_healthy()
+    site.check_healthy()
+    assert len(seen) == 4
+
+
+def test_a_body_limit_of_the_application_holds(site: Any) -> None:
+    if not hasattr(site.app, "max_body_size"):
+        pytest.skip("this FastAPI has none")
+    site.app.max_body_size = 10
+    statuses = [
+        call(site.app, "POST", "/v2/models/double/infer", json={"inputs": [X8]}).status_code for _ in "ab"
+    ]
+    assert statuses == [413, 413]
+
+
+def test_middleware_of_the_framework_that_the_owner_adds_stays_in_front(site: Any) -> None:
+    site.app.add_middleware(CORSMiddleware, allow_origins=["https://page"])
+    for _ in range(3):
+        answer = call(
+            site.app,
+            "POST",
+            "/v2/models/double/infer",
+            json={"inputs": [X8]},
+            headers={"origin": "https://page"},
+        )
+        assert answer.headers["access-control-allow-origin"] == "https://page"
+
+
+def test_keys_hold_on_every_way(site: Any) -> None:
+    app = create_app(site.engine, api_keys=["right"])
+    for key, status in [("right", 200), ("wrong", 401), ("right", 200), ("wrong", 401)]:
+        headers = {"authorization": f"Bearer {key}"}
+        answer = call(app, "POST", "/v2/models/double/infer", json={"inputs": [X8]}, headers=headers)
+        assert answer.status_code == status
