@@ -40,7 +40,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Links are written as they work in the repository; they are made to lead to the files' places on the site."""
+    """Links are written as they work in the repository; here they get the files' places on the site."""
     place = page.file.src_uri
     sources = {name: source for source, name in PAGES.items()}
     folder = posixpath.dirname(sources.get(place, f"docs/{place}"))

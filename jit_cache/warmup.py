@@ -185,7 +185,9 @@ def warm_up(
         report.elapsed_s = time.monotonic() - begin
         if on_step is not None:
             facts = report.warm[-1].facts if error is None else None
-            on_step(WarmupStep(bucket, done, len(buckets), report.elapsed_s, error, facts, len(report.failed)))
+            on_step(
+                WarmupStep(bucket, done, len(buckets), report.elapsed_s, error, facts, len(report.failed))
+            )
     report.elapsed_s = time.monotonic() - begin
     return report
 

@@ -42,12 +42,19 @@ class Events:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._events: deque[ProgramEvent] = deque(maxlen=KEPT)
+        self._warned: deque[tuple[str, str]] = deque(maxlen=KEPT)
 
     def add(self, event: ProgramEvent) -> None:
         """Keep and log one."""
         with self._lock:
             self._events.append(event)
-        level = logging.WARNING if event.error or event.phase == "request" else logging.INFO
+            level = logging.WARNING if event.phase == "request" else logging.INFO
+            if event.error:
+                # A fault of the model itself fails every bucket alike: one warning says it.
+                alike = event.model, event.error.replace(event.bucket, "*") if event.bucket else event.error
+                if alike not in self._warned:
+                    level = logging.WARNING
+                    self._warned.append(alike)
         _log.log(level, "program %s", "failed" if event.error else "ready", extra=asdict(event))
 
     def listed(self) -> Sequence[dict[str, Any]]:

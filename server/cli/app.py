@@ -122,7 +122,8 @@ def _serve(settings: Settings) -> int:
         _errors.print(
             f"listening on {scheme}://{shown}:{port}, loading {models}", markup=False, soft_wrap=True
         )
-        error = serve(settings, listener, _loader(config, tracing, view), on_failure=on_failure, tracing=tracing)
+        load = _loader(config, tracing, view)
+        error = serve(settings, listener, load, on_failure=on_failure, tracing=tracing)
     if tracing is not None:
         tracing.close()
     code = 0 if error is None else exit_code(error)

@@ -47,7 +47,9 @@ class WarmupView:
         """One more bucket of a model is done."""
         if step.error is not None:
             self._unsaid.setdefault(model, {})[step.bucket] = step.error
-        if step.error is None or step.done == step.total:  # a fault of the model itself is told once, at the end
+        if (
+            step.error is None or step.done == step.total
+        ):  # a fault of the model itself is told once, at the end
             self._say_failed(model)
         failed = f", {step.failed} failed" if step.failed else ""
         if not self._console.is_terminal:

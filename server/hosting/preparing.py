@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...jit_cache import CompileService
-from ...jit_cache.errors import MemoryPlanError, UnsafePaddingError
+from ...jit_cache.errors import MemoryPlanError, SignatureError, UnsafePaddingError
 from ...jit_cache.packed import PackedServable
 from ...jit_cache.safety import require_safe
 from ...jit_cache.safety_packed import require_packed_safe
@@ -67,5 +67,7 @@ def _check_padding(model: Model, given: Mapping[str, Any]) -> None:
             )
     except UnsafePaddingError:
         raise
+    except SignatureError as error:  # the model cannot be traced at all, which its warm-up tells
+        _log.info("%s: padding could not be checked: %s", model.name, error)
     except Exception as error:  # the probing itself did not work out; the model may well be right
         _log.warning("%s: padding could not be checked: %s", model.name, error)

@@ -272,9 +272,7 @@ class WarmUp:
             report = model.report
             report.elapsed_s = time.monotonic() - self._begin_s
             done, failed = len(report.warm) + len(report.failed), len(report.failed)
-            told = replace(
-                step, done=done, total=report.total, elapsed_s=report.elapsed_s, failed=failed
-            )
+            told = replace(step, done=done, total=report.total, elapsed_s=report.elapsed_s, failed=failed)
             self._on_progress(model.name, told)
 
     def _notify(self) -> None:

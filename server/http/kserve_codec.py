@@ -193,8 +193,8 @@ def _json_data(name: str, array: np.ndarray) -> np.ndarray:
         flat = flat.astype(np.float32)
     if flat.dtype.kind == "f" and not all_finite(flat):
         raise BadRequest(
-            f"JSON holds finite numbers, got NaN or infinity in output {name!r}; ask for binary_data, or find "
-            "the cause: ids beyond the model's table (jnp.take answers NaN), or the model itself. A "
+            f"JSON holds finite numbers, got NaN or infinity in output {name!r}; ask for binary_data, or "
+            "find the cause: ids beyond the model's table (jnp.take answers NaN), or the model itself. A "
             "server with --check-outputs refuses answers with NaN."
         )
     return flat

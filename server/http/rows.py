@@ -150,7 +150,9 @@ def _checked(spec: TensorSpec, tensor: Tensor) -> np.ndarray:
 def _misshapen(spec: TensorSpec, tensor: np.ndarray) -> BadTensor:
     shown = ", ".join(map(str, ["rows", *spec.shape]))
     fixed = zip(tensor.shape, spec.shape, strict=False)
-    one = tensor.ndim == len(spec.shape) and all(size == axis or isinstance(axis, str) for size, axis in fixed)
+    one = tensor.ndim == len(spec.shape) and all(
+        size == axis or isinstance(axis, str) for size, axis in fixed
+    )
     remedy = f"send {[1, *tensor.shape]} for one item" if one else "reshape it"
     return BadTensor(
         f"Input {spec.name!r} must have the shape [{shown}], got {list(tensor.shape)}; {remedy}."

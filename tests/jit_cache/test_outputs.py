@@ -135,6 +135,10 @@ def test_a_table_of_positions_may_be_cut_to_the_length():
             r"must follow from the axes of one item; .* has dims \['batch', 'batch'\]: declare",
         ),
         (lambda x: {"a.b": x, "a": {"b": x}}, r"distinct names.*\['a.b'\] come twice"),
+        (
+            lambda x: (lambda x, train: x)(x),
+            "missing 1 required .* argument: 'train': bind the argument with functools.partial, or declare",
+        ),
         (lambda x: "text", "must be traceable with its declared inputs; .*TypeError"),
         (lambda x: x + undefined, "must be traceable.*failed with NameError: name 'undefined'"),  # noqa: F821
         (lambda x: jax.random.split(jax.random.key(0), x.shape[0]), "arrays of numbers; .*has key"),

@@ -14,8 +14,8 @@ from servax.jit_cache import (
     warm_up,
     warmup_order,
 )
-from servax.jit_cache.warmup import alike_failures
 from servax.jit_cache.program import Program, ProgramFacts
+from servax.jit_cache.warmup import alike_failures
 
 AXES = ("batch", "length")
 GRID = Grid.parse("1x8,4x8,1x64,4x64,2x32", AXES)

@@ -34,6 +34,19 @@ def fails(params, *, x):
     return {"y": x * params}
 
 
+def make_lost():
+    def mean(params, *, x):
+        def net(x, train):
+            return x * params
+
+        return {"y": net(x)}
+
+    return servax.Servable(
+        mean, jnp.float32(2), inputs={"x": "float32[length]"}, limits={"length": 16, "batch": 2},
+        scheme="powers_of_two:8", name="lost",
+    )
+
+
 def make_broken():
     return servax.Servable(
         fails, jnp.float32(2), inputs={"x": "float32[length]"}, limits={"length": 16, "batch": 2},
@@ -183,6 +196,19 @@ def test_W2_a_failed_bucket_keeps_ready_503_and_names_it(serving: Any) -> None:
 def test_W2_strict_exits_with_4(serving: Any) -> None:
     process = serving("my_servables:make_broken", "--strict")
     assert process.process.wait(120) == 4
+
+
+def test_W2_a_server_of_which_no_model_can_get_ready_exits_with_4_and_says_why_once(serving: Any) -> None:
+    process = serving("my_servables:make_lost", "--no-store", "--no-check-padding")
+    assert process.process.wait(120) == 4
+    process.close()
+    said = "".join(process.lines)
+    remedy = "bind the argument with functools.partial, or declare it in inputs"
+    assert [line for line in process.lines if line.startswith("lost: 4 buckets failed") and remedy in line]
+    assert "lost: 0 of 4 programs are warm, 4 failed after" in said
+    assert "error: every bucket must be warm; 0 of 4 are: 4 buckets: see above" in said
+    assert said.count(remedy) == 2, "once for people, once in the log"
+    assert "Traceback" not in said
 
 
 def test_a_model_that_does_not_load_exits_with_3(serving: Any) -> None:

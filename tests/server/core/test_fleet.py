@@ -9,7 +9,7 @@ from servax.server import Server
 from servax.server.batching.fake_device import FakeDevice
 from servax.server.errors import Closed, ConfigError, NotReady, Unavailable
 from servax.server.fake import doubler
-from servax.server.fleet import Fleet
+from servax.server.fleet import Fleet, wait_out
 
 
 class Part:
@@ -38,6 +38,13 @@ class Part:
             raise self.error
         self.log.append(f"ready {self.name}")
         self.ready, self.state = True, "ready"
+
+    def wait_over(self, timeout_s):
+        return self.gate.wait(timeout_s)
+
+    @property
+    def lost(self):
+        return self.state == "failed"
 
     def status(self):
         failed = {} if self.state != "failed" else {f"{self.name} 1x8": str(self.error)}
@@ -98,6 +105,20 @@ def test_W2_one_that_fails_leaves_the_others_serving(log):
     assert fleet.live
     assert fleet.status()["state"] == "failed"
     assert fleet.status()["failed"] == {"a 1x8": "no such kernel"}
+    assert fleet.wait_over(20)
+    assert not fleet.lost, "the other serves"
+    fleet.close()
+
+
+def test_W2_a_fleet_of_which_none_gets_ready_is_lost(log):
+    parts = [Part(name, log, error=Unavailable("no such kernel")) for name in "ab"]
+    fleet = Fleet(*parts).start()
+    assert not fleet.lost
+    for part in parts:
+        part.gate.set()
+    with pytest.raises(Unavailable):
+        wait_out(fleet)
+    assert fleet.lost
     fleet.close()
 
 

@@ -136,5 +136,7 @@ def test_W2_a_program_that_fails_is_named(tiny, open_store):
     with pytest.raises(Unavailable, match=r"3 of 5 programs are: prefill 1x8: ZeroDivisionError"):
         server.wait_ready(120)
     assert server.status()["failed"] == {"tiny prefill 1x8": "ZeroDivisionError: division by zero"}
-    assert steps[-1].error == "ZeroDivisionError: division by zero"
+    assert (steps[-1].error, steps[-1].failed) == ("ZeroDivisionError: division by zero", 1)
+    assert server.wait_over(20)
+    assert server.lost
     server.close()

@@ -6,11 +6,14 @@ import time
 
 import httpx
 import numpy as np
-from servax.jit_cache import Servable
+import pytest
+from servax.jit_cache import CompileError, Servable, WarmupError
 from servax.jit_cache.store import Store
 from servax.server import Server
 from servax.server.batching.clock import ManualClock
 from servax.server.batching.fake_device import FakeDevice
+from servax.server.fleet import wait_out
+from servax.server.hosting.programs import Programs
 from servax.server.http.asgi import create_app
 from servax.server.metrics import Metrics
 
@@ -36,6 +39,42 @@ def test_W1_a_grid_of_24_is_listed_and_compiled_once(tmp_path, compiles):
         server.model().grid.check_coverage({"length": 256})
         assert np.array_equal(server(np.ones(200, np.float32)), np.full(200, 2.0))
     assert compiles.count == before
+
+
+def test_W2_a_server_is_lost_once_no_model_can_get_ready(doubling):
+    def fails(servable, bucket, leaves):
+        raise CompileError(f"bucket {bucket} has no kernel")
+
+    good = FakeDevice()
+
+    def fails_once(servable, bucket, leaves):
+        if bucket == servable.grid.buckets[0]:
+            raise CompileError(f"bucket {bucket} has no kernel")
+        return good.compile(servable, bucket, leaves)
+
+    for make, lost, words in ((fails, True, "0 of 4 are: 4 buckets: "), (fails_once, False, "3 of 4 are: ")):
+        server = Server(doubling(batch=2, length=16), compile_program=make).start()
+        try:
+            with pytest.raises(WarmupError, match=words):
+                wait_out(server)
+            assert server.wait_over(0.0)
+            assert server.lost == lost
+            assert server.status()["state"] == "failed"
+        finally:
+            server.close()
+
+
+def test_a_model_of_which_padding_is_refused_is_lost():
+    mean = Servable(
+        lambda x: {"y": x.mean(axis=1)}, inputs={"x": "float32[length]"}, limits={"batch": 2, "length": 16}
+    )
+    server = Server(mean, programs=Programs(check_padding=True)).start()
+    try:
+        with pytest.raises(WarmupError, match="padding must not change an answer"):
+            wait_out(server)
+        assert server.lost
+    finally:
+        server.close()
 
 
 class Steps:

@@ -126,6 +126,12 @@ def test_truncation_through_the_openai_client(client: openai.OpenAI) -> None:
     assert raw.parse().usage.prompt_tokens == 16
 
 
+def test_a_model_that_generates_is_pointed_to_completions(site: Any, refused: Callable[..., str]) -> None:
+    site.ragged.inputs = ()
+    words = ("'ragged', which generates text", "/v1/completions", "/v1/chat/completions")
+    refused(site.embed(input="a", model="ragged"), 404, "unknown_model", *words)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason", "param", "words"),
     [

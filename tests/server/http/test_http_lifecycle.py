@@ -90,6 +90,23 @@ def test_a_failed_load_is_neither_live_nor_ready(site: Any) -> None:
     assert (ready.status_code, ready.json()["state"], ready.json()["error"]) == (503, "failed", "no weights")
 
 
+def test_what_can_never_get_ready_is_not_to_be_retried(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.engine.cool(0)
+    assert "0 of 29 programs are warm (warming); retry later" in site.infer("double", X8).text
+    status = {"state": "failed", "done": 0, "total": 2, "failed": {"double 1": "no", "double 2": "no"}}
+    monkeypatch.setattr(site.engine, "status", lambda: status)
+    said = site.infer("double", X8).text
+    assert "0 of 2 programs are warm, 2 failed (failed)" in said
+    assert "mend the model and restart the server" in said
+    assert "retry" not in said
+
+
+def test_what_is_still_loading_says_so(site: Any) -> None:
+    site.app = create_app(LateEngine(), texts={}, metrics=site.metrics)
+    assert "the model is being loaded; retry later" in site.infer("double", X8).text
+    assert site.call("GET", "/v2/health/ready").json()["message"] == "the model is being loaded"
+
+
 def test_X4_a_draining_server_refuses_and_closes_the_connection(live_site: tuple[Any, str]) -> None:
     site, url = live_site
     site.engine.draining = True
