@@ -116,7 +116,7 @@ def test_each_model_names_the_routes_that_it_has():
         ("/v1/completions", {**TEXT, "model": "toy"}, "one that generates text, got 'toy'; served: writer"),
         ("/v1/completions", {**TEXT, "model": "none"}, "served: toy, writer"),
         ("/v2/models/toy/generate", {"text_input": "x"}, "served: writer"),
-        ("/v1/embeddings", {"model": "writer", "input": "x"}, "send it to /v1/completions"),
+        ("/v1/embeddings", {"model": "writer", "input": "x"}, "send the prompt to /v1/completions"),
     ):
         answer = site.call("POST", path, json=body)
         assert answer.status_code == 404, answer.text
