@@ -30,6 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ..jit_cache.switches import SWITCH_S
 from .errors import ExperimentError
 from .load_figure import draw_load
 from .open_loop import Sender, poisson, saturated
@@ -117,7 +118,7 @@ def arrivals_of(kind: str, trace: Trace, rate: float, seconds: float, seed: int)
 
 def serve_child() -> None:
     """Serve dense layers over tokens until stdin ends; prints the port."""
-    sys.setswitchinterval(0.0005)  # as `servax serve` does
+    sys.setswitchinterval(SWITCH_S)  # as `servax serve` does
     import jax
     import jax.numpy as jnp
 

@@ -30,6 +30,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from ..jit_cache.switches import SWITCH_S
 from .errors import ExperimentError
 from .noop import FixedDevice, noop_servable
 from .reporting import machine, print_table, write_json
@@ -87,7 +88,7 @@ def added_latency_us(requests: int) -> float:
 
 def serve_child(kind: str) -> None:
     """Serve until stdin ends; prints the port."""
-    sys.setswitchinterval(0.0005)  # as `servax serve` does
+    sys.setswitchinterval(SWITCH_S)  # as `servax serve` does
     if kind.startswith("http"):
         from fastapi import FastAPI, Request, Response
         from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol

@@ -33,6 +33,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import typer
 
+from ..jit_cache.switches import SWITCH_S
 from .errors import ExperimentError
 from .http_load import Impatient, Pool, answers_a_second, infer_request, send_by_clock
 from .noop import FixedDevice, noop_servable, rss_bytes
@@ -52,7 +53,7 @@ def serve_child(rows: int, run_s: float, queue_rows: int) -> None:
     from ..server.http.asgi import create_app
     from ..server.http.testing import running
 
-    sys.setswitchinterval(0.0005)  # as `servax serve` does
+    sys.setswitchinterval(SWITCH_S)  # as `servax serve` does
     device = FixedDevice(run_s)
     with Server(
         noop_servable(rows, _LENGTH),

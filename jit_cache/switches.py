@@ -5,7 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_INTERVAL_S = 0.0005
+SWITCH_S = 0.0005
+"""Seconds after which the interpreter changes threads beside requests; `servax serve` sets it for good."""
+
 _HALF_S = 5e-7  # it is kept in whole microseconds, cut off: without this it would shrink each time
 _lock = threading.Lock()
 _inside = 0
@@ -14,18 +16,17 @@ _before_s = 0.0
 
 @contextmanager
 def quick_switches() -> Iterator[None]:
-    """Have the interpreter change threads after 0.5 ms at most while the body runs, in the whole process.
+    """Have the interpreter change threads after `SWITCH_S` at most while the body runs, in the whole process.
 
-    A request changes threads some six times, and beside a thread that traces it waits for each change as long
-    as the interpreter lets that one run on: by default 5 ms. For good it would cost throughput (7 % of the
-    requests a second of a model that does nothing), hence only here. Nested and from several threads: the
-    last one that leaves puts back what was set before.
+    A request changes threads several times, and beside a thread that traces it waits for each change as long as
+    the interpreter lets that one run on: by default 5 ms. A process that is the user's gets its own setting
+    back: the last one that leaves, nested or from several threads, restores what was set before.
     """
     global _inside, _before_s
     with _lock:
         if not _inside:
             _before_s = sys.getswitchinterval()
-            sys.setswitchinterval(min(_before_s, _INTERVAL_S))
+            sys.setswitchinterval(min(_before_s, SWITCH_S))
         _inside += 1
     try:
         yield

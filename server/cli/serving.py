@@ -16,6 +16,7 @@ from typing import NoReturn
 import uvicorn
 from fastapi import FastAPI
 
+from ...jit_cache.switches import SWITCH_S
 from ..config import ServeConfig
 from ..errors import ConfigError
 from ..http.asgi import create_app
@@ -27,7 +28,6 @@ from ..tracing import Tracing
 from .late import LateEngine
 
 _log = logging.getLogger("servax.serve")
-_SWITCH_S = 0.0005
 
 Load = Callable[[LateEngine, Metrics], None]
 """Makes the engine, hands it to `arrive`, and returns once it is warm or raises; runs in its own thread."""
@@ -135,7 +135,7 @@ def serve(
     config = settings.config
     _check_tls(config)
     # Else the device thread waits up to 5 ms for the event loop at each step of a batch.
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     late, metrics = LateEngine(), Metrics()
     keys = tuple(key.get_secret_value() for key in config.api_key)
     fatal: list[BaseException] = []

@@ -17,6 +17,7 @@ from servax.server.config import HttpConfig
 from servax.server.errors import DeadlineExceeded
 from servax.server.http.gate import CAME, Gate
 from servax.server.http.protocol import HttpProtocol
+from servax.server.http.testing import Wire
 from servax.server.http.wire import Call
 from uvicorn.server import ServerState
 
@@ -118,46 +119,6 @@ def test_the_count_of_those_ahead_is_that_of_those_not_begun(
 
 
 # -- the protocol, over a transport that the test holds ------------------------------------------------
-
-
-class Wire(asyncio.Transport):
-    """Notes what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = b""
-        self.closed = False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 80)}.get(name, default)
-
-    def write(self, data: Any) -> None:
-        self.seen += bytes(data)
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.seen += b"".join(list_of_data)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def answers(self) -> list[tuple[int, dict[str, str], Any]]:
-        """Status, headers and JSON of each answer."""
-        found, rest = [], self.seen
-        while rest:
-            head, _, rest = rest.partition(b"\r\n\r\n")
-            first, *lines = head.decode().split("\r\n")
-            headers = dict(line.split(": ", 1) for line in lines)
-            size = int(headers["content-length"])
-            found.append((int(first.split()[1]), headers, json.loads(rest[:size])))
-            rest = rest[size:]
-        return found
 
 
 def post(path: str = "/v2/models/double/infer", more: str = "", body: bytes | None = None) -> bytes:

@@ -10,41 +10,12 @@ import uvicorn
 from fastapi import FastAPI
 from servax.server.http.gate import Gate
 from servax.server.http.protocol import HttpProtocol
+from servax.server.http.testing import Wire
 from uvicorn.server import ServerState
 
 PATH = b"/v2/models/double/infer"
 BODY = b'{"inputs":[{"name":"x","shape":[1,8],"datatype":"FP32","data":[1,1,1,1,1,1,1,1]}]}'
 REFUSED = b"HTTP/1.1 429 "
-
-
-class Wire(asyncio.Transport):
-    """Notes what is written, and whether it is read from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = b""
-        self.closed = self.paused = False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 80)}.get(name, default)
-
-    def write(self, data: Any) -> None:
-        self.seen += bytes(data)
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.seen += b"".join(list_of_data)
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def close(self) -> None:
-        self.closed = True
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
 
 
 def post(more: bytes = b"", *, target: bytes = PATH, version: bytes = b"1.1") -> bytes:
