@@ -18,9 +18,9 @@ _before_s = 0.0
 def quick_switches() -> Iterator[None]:
     """Have the interpreter change threads after `SWITCH_S` at most while the body runs, in the whole process.
 
-    A request changes threads several times, and beside a thread that traces it waits for each change as long as
-    the interpreter lets that one run on: by default 5 ms. A process that is the user's gets its own setting
-    back: the last one that leaves, nested or from several threads, restores what was set before.
+    A request changes threads several times, and beside a thread that traces it waits for each change as long
+    as the interpreter lets that one run on: by default 5 ms. A process that is the user's gets its own
+    setting back: the last one that leaves, nested or from several threads, restores what was set before.
     """
     global _inside, _before_s
     with _lock:
