@@ -165,18 +165,19 @@ class CostModel:
         self._tables.clear()
 
     def _predict(self, buckets: Sequence[Bucket], *, hopeful: bool = False) -> NDArray[np.float64]:
-        scale = _ratio(self._published, self._base(tuple(self._published)))
-        known = self._hoped(scale) if hopeful and self._untried else self._published
+        published = dict(self._published)  # another thread may publish meanwhile
+        scale = _ratio(published, self._base(tuple(published)))
+        known = self._hoped(published, scale) if hopeful and self._untried else published
         return _anchored(buckets, known, scale * self._base(buckets))
 
-    def _hoped(self, scale: float) -> dict[Bucket, float]:
+    def _hoped(self, published: Mapping[Bucket, float], scale: float) -> dict[Bucket, float]:
         """What was measured, and what is hoped where it was hardly tried, between those that were tried."""
-        untried = [bucket for bucket in self._published if bucket in self._untried]
-        tried = {bucket: value for bucket, value in self._published.items() if bucket not in self._untried}
-        values = np.array([self._published[bucket] for bucket in untried])
+        untried = [bucket for bucket in published if bucket in self._untried]
+        tried = {bucket: value for bucket, value in published.items() if bucket not in untried}
+        values = np.array([published[bucket] for bucket in untried])
         hope = np.minimum((1 - _HOPE) * values, scale * self._base(untried))
         held = np.minimum(values, _anchored(untried, tried, hope))
-        return self._published | dict(zip(untried, held.tolist(), strict=True))
+        return {**published, **dict(zip(untried, held.tolist(), strict=True))}
 
     def _base(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:
         # Priors seldom change, measured times with every other batch of a busy server.

@@ -5,7 +5,7 @@ In the packed layout a bucket of R rows and C columns holds whatever best-fit pa
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,9 @@ from .bucket import Bucket
 from .cost import CostModel
 from .errors import DoesNotFit, GridError, PlanError
 from .grid import Grid
+from .packed_whole import packed_runs
 from .packing import Bins, Packing, checked_lengths
-from .plan import Lateness, Planner, Run, Sizes
+from .plan import Lateness, Planner, Run, Sizes, Whole
 
 # Best fit leaves 2 to 5 % of a row free when there is enough to choose from (experiments, compare_schemes).
 _FILL = 0.95
@@ -180,6 +181,21 @@ class PackedPlanner(Planner):
             runs.append(Run(run.bucket, tuple(left[place] for place in run.rows)))
             left = [row for place, row in enumerate(left) if place not in taken]
         return runs
+
+    def whole(self, sizes: Sizes, *, more: bool = False, untried: Collection[Bucket] = ()) -> Whole:
+        """All items as runs, if none is more urgent than another; see `Planner.whole`."""
+        lengths = [int(size[0]) for size in sizes]
+        found = packed_runs(
+            lengths, self.grid, self._seconds_of, self._max_segments, more=more, untried=untried
+        )
+        if more or len(lengths) > self.window:
+            return found
+        # Few items fill few rows, and those of several widths no bucket.
+        usual = self.plan(sizes)
+        return found if self._sum(found.runs) <= self._sum(usual) else Whole(usual, [])
+
+    def _sum(self, runs: Sequence[Run]) -> float:
+        return sum(self._seconds_of(run.bucket) for run in runs)
 
     def full(self, bucket: Bucket, sizes: Sequence[Sequence[int]]) -> bool:
         """Whether waiting could hardly fill the run better."""

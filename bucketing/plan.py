@@ -2,8 +2,9 @@
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -33,6 +34,18 @@ class Run:
 
     bucket: Bucket
     rows: tuple[int, ...]
+
+
+class Whole(NamedTuple):
+    """A plan of all that is known.
+
+    Args:
+        runs: The runs to launch, in this order.
+        left: Rising places of the rows that had better wait for those to come.
+    """
+
+    runs: list[Run]
+    left: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +158,24 @@ class Planner:
         if slack is None:
             segments = launched(segments, cells, self._fullness(cells))
         return [self._run(cells, segment) for segment in sorted(segments, key=min)]
+
+    def whole(self, sizes: Sizes, *, more: bool = False, untried: Collection[Bucket] = ()) -> Whole:
+        """A plan of rows that are all known, none of which is more urgent than another.
+
+        Args:
+            sizes: as for `plan`.
+            more: whether others will come, for which the rows of runs that are not full may wait.
+            untried: buckets whose cost is not sure; a packed plan runs each once that may be the best.
+
+        Raises:
+            DoesNotFit: if a row is larger than every bucket.
+        """
+        runs = self.plan(sizes)
+        if not more:
+            return Whole(runs, [])
+        full = [run for run in runs if self.full(run.bucket, [sizes[row] for row in run.rows])]
+        taken = {row for run in full for row in run.rows}
+        return Whole(full, [row for row in range(len(sizes)) if row not in taken])
 
     def _cells(self, sizes: Sizes) -> list[Cell]:
         if isinstance(sizes, np.ndarray):

@@ -59,7 +59,8 @@ def child(mode: str, folder: Path, programs: int) -> dict[str, float]:
         jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    stored = StoredPrograms(Store.open(folder / "store", home=folder / "home"))
+    store = Store.open(folder / "store", home=folder / "home")
+    stored = StoredPrograms(store)
     if mode == "ready":
         server = Server(servable, compile_program=stored, ready_when="coverage").start()
         server.wait_ready()
@@ -72,7 +73,7 @@ def child(mode: str, folder: Path, programs: int) -> dict[str, float]:
     for bucket in servable.grid.buckets:
         make(servable, bucket, leaves)
     seconds = time.perf_counter() - begin
-    return {"seconds": seconds, "loaded": float(stored.store.report().loaded)}
+    return {"seconds": seconds, "loaded": float(store.report().loaded)}
 
 
 def measure(repeats: int, programs: int) -> dict[str, Any]:

@@ -83,6 +83,10 @@ class LoadRefused(StoreError):
     """A stored program is intact but cannot be loaded on this host or these devices."""
 
 
+class OtherDevices(LoadRefused):
+    """A program is intact, and of other devices than those it was asked for; it cannot be moved there."""
+
+
 class UnsafePaddingError(JitCacheError, RuntimeError):
     """Padding, or a neighbour in the batch, changes what a model answers."""
 

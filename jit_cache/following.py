@@ -16,18 +16,23 @@ from ..bucketing import Bucket
 from .errors import CompileError, SignatureError
 from .handshake import reach
 from .hosts import Hosts
+from .kept import USED_INPUTS, USED_LEAVES
 from .packed import PackedServable
-from .program import build
+from .program import Built, build
 from .servable import Servable
+from .store import Loaded, Store
+from .stored import StoredPrograms
 
 _RETRY_S = 0.2
 
 
-def follow(*servables: Servable) -> None:
+def follow(*servables: Servable, store: Store | None = None) -> None:
     """Launch what the leader launches until it ends; blocks.
 
     Args:
         servables: those that the leader serves and that are spread over several processes, made alike.
+        store: where this process keeps its parts of the programs, if the leader has a store as well; it may
+            be the same. With None all are compiled at every start.
 
     Raises:
         SignatureError: if none of them is spread so, or this process leads.
@@ -44,7 +49,7 @@ def follow(*servables: Servable) -> None:
     for one in servables:
         one.place()
     with _reach(hosts) as leader, ThreadPoolExecutor(1, "servax-follow") as compiler:
-        _Follower(leader, {one.name: one for one in servables}, compiler).run()
+        _Follower(leader, {one.name: one for one in servables}, compiler, StoredPrograms(store)).run()
 
 
 def _reach(hosts: Hosts) -> Connection:
@@ -70,9 +75,13 @@ class _Follower:
     """Programs by what names them: model, layout, variant and sizes."""
 
     def __init__(
-        self, leader: Connection, by_name: Mapping[str, Servable], compiler: ThreadPoolExecutor
+        self,
+        leader: Connection,
+        by_name: Mapping[str, Servable],
+        compiler: ThreadPoolExecutor,
+        stored: StoredPrograms,
     ) -> None:
-        self._leader, self._by_name, self._compiler = leader, by_name, compiler
+        self._leader, self._by_name, self._compiler, self._stored = leader, by_name, compiler, stored
         self._built: dict[str, tuple[Any, list[Any], dict[str, jax.ShapeDtypeStruct]]] = {}
 
     def run(self) -> None:
@@ -86,9 +95,9 @@ class _Follower:
             except (EOFError, OSError):
                 return
             # Beside the runs: programs that are ready serve on while others are made.
-            self._compiler.submit(self._compile, *program)
+            self._compiler.submit(self._have, what, *program)
 
-    def _compile(self, name: str, layout: str, variant: str, sizes: list[int]) -> None:
+    def _have(self, what: str, made: str, name: str, layout: str, variant: str, sizes: list[int]) -> None:
         problem = ""
         try:
             servable = self._by_name[name]
@@ -96,14 +105,30 @@ class _Follower:
                 servable = servable.padded
             leaves, servable = servable.leaves, servable.as_variant(variant)
             bucket = Bucket(servable.grid.axes, tuple(sizes))
-            built, shapes = build(servable, bucket), servable.program_inputs(bucket)
-            used = {one: shapes[one] for one in sorted(built.used_inputs)}
+            built, shapes = self._made(what, made, servable, bucket), servable.program_inputs(bucket)
+            taken = {one: shapes[one] for one in sorted(built.used_inputs)}
             arguments = [leaves[index] for index in built.used_leaves]
-            self._built[str([name, layout, variant, sizes])] = built.executable, arguments, used
+            self._built[str([name, layout, variant, sizes])] = built.executable, arguments, taken
         except Exception as error:  # the leader reports it under the bucket's name
             problem = f"{type(error).__name__}: {error}"
         with contextlib.suppress(OSError):
-            self._leader.send_bytes(json.dumps([[name, layout, variant, sizes], problem]).encode())
+            asked = [what, made, name, layout, variant, sizes]
+            self._leader.send_bytes(json.dumps([asked, problem]).encode())
+
+    def _made(self, what: str, made: str, servable: Servable, bucket: Bucket) -> Built:
+        part = self._stored.part(servable, bucket) if made else None
+        if what != "load":
+            if part is None:
+                return build(servable, bucket)
+            found: Loaded | None = part.make(made)
+        else:
+            found = None if part is None else part.load(made)
+        if found is None:
+            raise CompileError(
+                f"a program is loaded where its part is stored; {bucket} of {servable.name!r} is not, in "
+                f"process {jax.process_index()}: compile it"
+            )
+        return Built(found.executable, found.facts[USED_LEAVES], found.facts[USED_INPUTS])
 
     def _launch(self, program: str) -> None:
         executable, arguments, shapes = self._built[program]

@@ -59,7 +59,9 @@ class Hosts:
         self._known: dict[str, object] = {}
 
     @contextlib.contextmanager
-    def compiling(self, model: str, made_by: object, program: Sequence[Any], where: str) -> Iterator[None]:
+    def compiling(
+        self, model: str, made_by: object, program: Sequence[Any], where: str, made: str = ""
+    ) -> Iterator[None]:
         """Within it the others compile the same program; it ends when they have.
 
         Args:
@@ -67,11 +69,42 @@ class Hosts:
             made_by: the same object for all programs of one version of the model.
             program: what names the program, plain values.
             where: what names it for people.
+            made: what the parts of this compile are stored under; empty if they are not.
 
         Raises:
             SignatureError: if this process does not lead, or another version of the model was served before.
             CompileError: if one of the others is not there in time, or could not compile it.
         """
+        with self._asking("compile", model, made_by, program, made) as problems:
+            yield
+        for problem in filter(None, problems):
+            raise CompileError(
+                f"every process compiles the same programs; {where} failed in another one: {problem}"
+            )
+
+    def load(self, model: str, made_by: object, program: Sequence[Any], made: str) -> str:
+        """Have the others load their parts of a program.
+
+        Args:
+            model, made_by, program: see `compiling`.
+            made: what the parts were stored under.
+
+        Returns:
+            Why one of them cannot; empty if all have it now.
+
+        Raises:
+            SignatureError, CompileError: as `compiling`.
+        """
+        with self._asking("load", model, made_by, program, made) as problems:
+            pass
+        return next(filter(None, problems), "")
+
+    @contextlib.contextmanager
+    def _asking(
+        self, what: str, model: str, made_by: object, program: Sequence[Any], made: str
+    ) -> Iterator[list[str]]:
+        """The others do something about a program; once it ends the list has what went wrong in each."""
+        problems: list[str] = []
         if self._known.setdefault(model, made_by) is not made_by:
             raise SignatureError(
                 f"a model that is spread over several processes stays as long as they run; got another "
@@ -80,20 +113,16 @@ class Hosts:
         with self._compiles:  # one after another: what the others answer is read here
             others = self._gathered()
             with self._order:
-                self._tell(others, encoded("compile", program), ())
+                self._tell(others, encoded(what, [made, *program]), ())
             try:
-                yield
+                yield problems
             finally:  # also of a program that failed here, or it would be made there while the next one is
                 until_s = time.monotonic() + self.wait_s
-                problems = [self._heard(other, program, until_s) for other in others]
-        for problem in filter(None, problems):
-            raise CompileError(
-                f"every process compiles the same programs; {where} failed in another one: {problem}"
-            )
+                problems += [self._heard(other, [what, made, *program], until_s) for other in others]
 
-    def _heard(self, other: Connection, program: Sequence[Any], until_s: float) -> str:
+    def _heard(self, other: Connection, asked: Sequence[Any], until_s: float) -> str:
         """What went wrong there; nothing if nothing did."""
-        asked = json.loads(json.dumps(program))
+        asked = json.loads(json.dumps(asked))
         try:
             while other.poll(max(0.0, until_s - time.monotonic())):
                 answered, problem = json.loads(other.recv_bytes())

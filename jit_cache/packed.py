@@ -153,6 +153,7 @@ class PackedStaging(Staging):
         shapes = _shapes(signature, bucket, max_segments)
         self.arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}
         self._packing: Packing | None = None
+        self._counted = np.arange(bucket.item_sizes[0], dtype=np.int32)
 
     def fill(
         self, items: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[Sequence[int]]
@@ -163,6 +164,9 @@ class PackedStaging(Staging):
             InputError: if they do not all get into the bucket.
         """
         lengths = [size[0] for size in sizes]
+        if len(lengths) == 1 and lengths[0] <= len(self._counted):
+            self._fill_alone(items[0], lengths[0])
+            return self.arrays
         packing = pack_all(lengths, self._bucket, self._max_segments)
         if packing is None:
             raise InputError(
@@ -182,13 +186,32 @@ class PackedStaging(Staging):
         packing.fill_positions(self.arrays[POSITIONS])
         return self.arrays
 
+    def _fill_alone(self, item: Mapping[str, np.ndarray], length: int) -> None:
+        """One item at the begin of the first row: at low load every item, and a fifth of the usual time."""
+        self._packing = None
+        for one in self._signature.inputs:
+            out = self.arrays[one.name]
+            out[...] = one.pad
+            if one.dims and isinstance(one.dims[0], str):
+                out[0, :length] = item[one.name]
+            else:
+                out[0, 0] = item[one.name]
+        segments, positions = self.arrays[SEGMENTS], self.arrays[POSITIONS]
+        segments[...] = positions[...] = 0
+        segments[0, :length] = 1
+        positions[0, :length] = self._counted[:length]
+
     def cut(
         self, outputs: Outputs, arrays: Sequence[np.ndarray], sizes: Sequence[Sequence[int]]
     ) -> list[list[np.ndarray]]:
         """The outputs of the batch that was filled in last, cut to its items."""
-        if not isinstance(outputs, PackedOutputs) or self._packing is None:
+        if isinstance(outputs, PackedOutputs) and self._packing is not None:
+            return outputs.cut_packed(arrays, self._packing)
+        if not isinstance(outputs, PackedOutputs) or len(sizes) != 1:
             raise OutputError("packed rows are cut after they were filled; these were not: fill them first")
-        return outputs.cut_packed(arrays, self._packing)
+        ((length,),) = sizes
+        pairs = zip(outputs.leaves, arrays, strict=True)
+        return [[np.array(one[0, 0] if leaf.fixed else one[0, :length]) for leaf, one in pairs]]
 
 
 def _along(name: str, dims: Sequence[int | str], axis: str) -> bool:

@@ -33,9 +33,11 @@ class ProgramFacts:
         output_bytes: bytes of the outputs.
         temp_bytes: scratch memory during a call.
         code_bytes: size of the machine code; as it is stored where the backend does not tell (a CPU's).
-        source: ``compiled`` here, or ``store`` if it was loaded; then the other facts are of its compile.
+        source: ``compiled`` here, ``copied`` from one that was compiled for other devices, ``store`` if it
+            was loaded, or ``shared`` if another program in memory has the same executable; then the other
+            facts are of its compile.
         ready_s: seconds that it took here until the program could run.
-        run_s: seconds of one run, if known from an earlier start.
+        run_s: seconds of one run, if known from an earlier start or from whom it is shared with.
     """
 
     compile_s: float

@@ -1,14 +1,17 @@
 """One copy of every program on each of several devices; the calling thread says which of them it runs.
 
 A copy takes one device, or as many as the mesh that a model is spread over: then each copy is spread over
-devices of its own.
+devices of its own. A program is compiled once and loaded in the other places (`copies`), where its platform
+can do that; elsewhere once for each.
 """
 
+import logging
 import operator
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,11 +21,13 @@ from jax.sharding import Mesh
 from ..bucketing import Bucket
 from .errors import SignatureError
 from .placement import Placement
-from .program import Program
+from .program import Program, ProgramFacts
 from .servable import Servable
 from .step_program import SteppedProgram, compile_stepped
 from .stepped import StepPlan
+from .store.relocate import relocatable
 
+_log = logging.getLogger(__name__)
 Compile = Callable[[Servable, Bucket, Sequence[Any]], Program]
 _AXIS = "replica"
 
@@ -68,7 +73,7 @@ class ReplicatedProgram(Program):
             first.bucket,
             first.executable,
             leaves,
-            first.facts,
+            _facts_of(copies),
             used_leaves=first.used_leaves,
             used_inputs=first.used_inputs,
             variant=first.variant,
@@ -97,7 +102,7 @@ class ReplicatedStepped(SteppedProgram):
 
     def __init__(self, copies: Sequence[SteppedProgram], replicas: "Replicas", servable: Servable) -> None:
         first = copies[0]
-        self.layout, self.executable, self.facts = first.layout, first.executable, first.facts
+        self.layout, self.executable, self.facts = first.layout, first.executable, _facts_of(copies)
         self.run_s = first.run_s
         self._copies, self._replicas, self._servable = tuple(copies), replicas, servable
 
@@ -110,6 +115,11 @@ class ReplicatedStepped(SteppedProgram):
     def __call__(self, inputs: Mapping[str, Any]) -> list[jax.Array]:
         """Launch the copy of the thread's place."""
         return self._copies[_here.index](inputs)
+
+
+def _facts_of(copies: Sequence[Program] | Sequence[SteppedProgram]) -> ProgramFacts:
+    """Those of the first, as they are alike; ready once all are."""
+    return replace(copies[0].facts, ready_s=sum(one.facts.ready_s for one in copies))
 
 
 def devices_each(servables: Sequence[Servable]) -> int:
@@ -160,6 +170,11 @@ class Replicas:
                 f"give a multiple, or another mesh"
             )
         self.places = tuple(tuple(devices[begin : begin + each]) for begin in range(0, len(devices), each))
+        if len(self.places) > 1 and not relocatable(devices):
+            kinds = ", ".join(sorted({one.device_kind for one in devices}))
+            _log.warning(
+                "each program is compiled %d times: those of %s are not moved", len(self.places), kinds
+            )
         self._compile = compile_program
         self._servables: weakref.WeakKeyDictionary[Servable, list[Servable]] = weakref.WeakKeyDictionary()
         # By the name of a model: those of its latest version.
@@ -186,6 +201,11 @@ class Replicas:
         """See `StoredPrograms.timed`."""
         found: float | None = self._inner("timed", servable, bucket, plan)
         return found
+
+    def infer_outputs(self, servable: Servable) -> None:
+        """See `StoredPrograms.infer_outputs`."""
+        infer = getattr(self._compile, "infer_outputs", None)
+        _ = servable.outputs if infer is None else infer(servable)
 
     def measured(
         self, servable: Servable, bucket: Bucket, run_s: float, plan: StepPlan | None = None

@@ -1,39 +1,44 @@
-"""Programs through the store: loaded where they are known, compiled and kept where they are not."""
+"""Programs by their key: taken from memory or from the store where they are known, else compiled and kept."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
 from ..bucketing import Bucket
+from .alive import SHARED, Alive
+from .copies import Copies
 from .errors import FingerprintError
+from .kept import USED_INPUTS, USED_LEAVES, described, facts_from
+from .parts import Part, lead
 from .placement import turn_of
-from .program import Built, Program, ProgramFacts, build, compile_program, facts_of
+from .program import Built, Program, build, compile_program
 from .servable import Servable
 from .step_program import SteppedProgram, compile_stepped
 from .stepped import Layout, StepPlan, build_stepped
-from .store import STORE, Fingerprint, Fingerprinter, Store, load_or_compile
-from .store.load import Loaded
+from .store import Fingerprint, Fingerprinter, Store, load_or_compile
+from .store.load import COMPILER, Loaded
+from .store.timings import Timings
 
 _log = logging.getLogger(__name__)
-_USED_LEAVES, _USED_INPUTS = "used_leaves", "used_inputs"
 
 
 class StoredPrograms:
-    """Makes programs as `compile_program` does, by way of a store.
+    """Makes programs as `compile_program` does, unless they are in memory or in the store.
 
-    Call it in the compile thread only. A servable whose code cannot be described is compiled without the
-    store, with one warning.
+    Call it in the compile thread only. A servable whose code cannot be described is compiled each time, with
+    one warning where there is a store.
 
     Args:
-        store: where programs are kept.
+        store: where programs are kept; None keeps those that some program in memory holds.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store = store
+        self._timings = Timings(None) if store is None else store.timings
+        self._alive, self._compiled, self._copies = Alive(), Alive(), Copies()
         self._makers: WeakKeyDictionary[Servable, Fingerprinter | None] = WeakKeyDictionary()
         self._stepped_keys: WeakKeyDictionary[Servable, dict[StepPlan, Fingerprint | None]] = (
             WeakKeyDictionary()
@@ -58,12 +63,26 @@ class StoredPrograms:
                     bucket=dict(zip(one.axes, one.sizes, strict=True)),
                     outputs=servable.declared_outputs,
                 )
-            self.store.pin(keys.values())
+            self._pin(keys.values())
         return keys.get(bucket)
 
+    def _pin(self, keys: Iterable[Fingerprint]) -> None:
+        if self.store is not None:
+            self.store.pin(keys)
+
+    def infer_outputs(self, servable: Servable) -> None:
+        """Find out what a servable returns; traces nothing if one in memory is the same.
+
+        Raises:
+            OutputError, SignatureError: as `Servable.outputs`.
+        """
+        key = self.fingerprint(servable, servable.grid.buckets[-1])
+        if key is None:
+            _ = servable.outputs
+        else:
+            self._alive.infer_outputs(servable, key.digest)
+
     def _maker(self, servable: Servable) -> Fingerprinter | None:
-        if servable.hosts is not None:  # a stored program is tried by one process alone, which cannot run it
-            return None
         try:
             return Fingerprinter(
                 servable.code,
@@ -72,7 +91,10 @@ class StoredPrograms:
                 shardings=servable.placement and (servable.shardings, dict(servable.placement.inputs)),
             )
         except FingerprintError as error:
-            _log.warning("model %r is compiled at every start, its code has no key: %s", servable.name, error)
+            level = logging.DEBUG if self.store is None else logging.WARNING
+            _log.log(
+                level, "model %r is compiled at every start, its code has no key: %s", servable.name, error
+            )
             return None
 
     def __call__(self, servable: Servable, bucket: Bucket, leaves: Sequence[jax.Array]) -> Program:
@@ -82,16 +104,20 @@ class StoredPrograms:
             CompileError, OutputError, SignatureError: as `compile_program`; the store itself raises nothing.
         """
         key = self.fingerprint(servable, bucket)
-        if key is None:
+        part = None if servable.hosts is None else self.part(servable, bucket)
+        if key is None or (servable.hosts is not None and part is None):
             return compile_program(servable, bucket, leaves)
-        loaded, facts = self._load(servable, key, lambda: build(servable, bucket))
+        if part is not None:
+            loaded = lead(part, servable, bucket)
+        else:
+            loaded = self._load(servable, key, lambda: build(servable, bucket))
         return Program(
             bucket,
             loaded.executable,
             leaves,
-            facts,
-            used_leaves=loaded.facts[_USED_LEAVES],
-            used_inputs=loaded.facts[_USED_INPUTS],
+            facts_from(loaded, self._timings.get(key.digest)),
+            used_leaves=loaded.facts[USED_LEAVES],
+            used_inputs=loaded.facts[USED_INPUTS],
             turn=turn_of(servable.devices),
             variant=servable.variant,
         )
@@ -105,49 +131,56 @@ class StoredPrograms:
         key = self._stepped_key(servable, plan)
         if key is None:
             return compile_stepped(servable, plan, leaves)
-        self.store.pin([key])
-        loaded, facts = self._load(servable, key, lambda: build_stepped(servable, plan))
+        self._pin([key])
+        loaded = self._load(servable, key, lambda: build_stepped(servable, plan))
         run_s = {case: self.timed(servable, case, plan) for case in plan.cases}
         return SteppedProgram(
             Layout(servable, plan),
             loaded.executable,
             leaves,
-            facts,
-            used_leaves=loaded.facts[_USED_LEAVES],
-            used_inputs=loaded.facts[_USED_INPUTS],
+            facts_from(loaded, self._timings.get(key.digest)),
+            used_leaves=loaded.facts[USED_LEAVES],
+            used_inputs=loaded.facts[USED_INPUTS],
             run_s={case: seconds for case, seconds in run_s.items() if seconds is not None},
             turn=turn_of(servable.devices),
         )
 
-    def _load(
-        self, servable: Servable, key: Fingerprint, make: Callable[[], Built]
-    ) -> tuple[Loaded, ProgramFacts]:
+    def part(self, servable: Servable, bucket: Bucket) -> Part | None:
+        """This process's part of a program of several; None without a store, or if its code has no key."""
+        key = None if self.store is None else self.fingerprint(servable, bucket)
+        return None if self.store is None or key is None else Part(self.store, key, servable, bucket)
+
+    def _load(self, servable: Servable, key: Fingerprint, make: Callable[[], Built]) -> Loaded:
+        place = (key.digest, servable.devices)
+        loaded = self._shared(place) or self._copied(place) or self._load_or_compile(servable, key, make)
+        if loaded.source != SHARED:
+            self._alive.keep(place, loaded.executable, loaded.facts)
+        if loaded.source == COMPILER:
+            self._compiled.keep(key.digest, loaded.executable, loaded.facts)
+        return loaded
+
+    def _shared(self, place: Hashable) -> Loaded | None:
+        found = self._alive.find(place)
+        return None if found is None else Loaded(found[0], SHARED, "", found[1], 0.0)
+
+    def _copied(self, place: tuple[str, Sequence[jax.Device] | None]) -> Loaded | None:
+        digest, devices = place
+        found = self._compiled.find(digest)
+        return None if found is None or devices is None else self._copies.of(*found, devices)
+
+    def _load_or_compile(self, servable: Servable, key: Fingerprint, make: Callable[[], Built]) -> Loaded:
         built: list[Built] = []
 
         def compile_now() -> Any:
             built.append(make())
             return built[-1].executable
 
-        def facts(executable: Any) -> Mapping[str, Any]:
-            kept = asdict(facts_of(executable, 0.0))
-            # The store times the compile itself; where a program came from is no fact about it.
-            for name in ("compile_s", "source", "ready_s", "run_s"):
-                del kept[name]
-            return kept | {
-                _USED_LEAVES: list(built[-1].used_leaves),
-                _USED_INPUTS: list(built[-1].used_inputs),
-            }
-
-        loaded = load_or_compile(self.store, key, compile_now, facts_of=facts, devices=servable.devices)
-        known = {
-            name: loaded.facts[name] for name in ProgramFacts.__dataclass_fields__ if name in loaded.facts
-        }
-        return loaded, replace(
-            ProgramFacts(**known),
-            source=loaded.source,
-            ready_s=loaded.seconds,
-            # A fresh executable is measured afresh, whatever one like it took before.
-            run_s=self.store.timings.get(key.digest) if loaded.source == STORE else None,
+        return load_or_compile(
+            self.store,
+            key,
+            compile_now,
+            facts_of=lambda _: described(built[-1]),
+            devices=servable.devices,
         )
 
     def measured(
@@ -163,23 +196,23 @@ class StoredPrograms:
         """
         digest = self._timed_as(servable, bucket, plan)
         if digest is not None:
-            self.store.timings.set(digest, run_s)
+            self._timings.set(digest, run_s)
 
     def timed(self, servable: Servable, bucket: Bucket, plan: StepPlan | None = None) -> float | None:
         """Seconds of one run, if an earlier start measured them; compile thread."""
         digest = self._timed_as(servable, bucket, plan)
-        return None if digest is None else self.store.timings.get(digest)
+        return None if digest is None else self._timings.get(digest)
 
     def measured_scratch(self, servable: Servable, bucket: Bucket, nbytes: int) -> None:
         """Remember what libraries took beside the compiler's scratch while a program ran."""
         key = self.fingerprint(servable, bucket)
         if key is not None:
-            self.store.timings.set(f"{key.digest}:scratch", max(nbytes, 1) / 2**20)
+            self._timings.set(f"{key.digest}:scratch", max(nbytes, 1) / 2**20)
 
     def scratch(self, servable: Servable, bucket: Bucket) -> int | None:
         """That many bytes, if an earlier start measured them; compile thread."""
         key = self.fingerprint(servable, bucket)
-        mib = None if key is None else self.store.timings.get(f"{key.digest}:scratch")
+        mib = None if key is None else self._timings.get(f"{key.digest}:scratch")
         return None if mib is None else int(mib * 2**20)
 
     def _timed_as(self, servable: Servable, bucket: Bucket, plan: StepPlan | None) -> str | None:
@@ -209,4 +242,6 @@ class StoredPrograms:
 
     def save(self) -> None:
         """Write down what was measured; at the end of a warm-up, from any thread."""
-        self.store.save_timings()
+        self._copies.clear()
+        if self.store is not None:
+            self.store.save_timings()

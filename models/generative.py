@@ -1,6 +1,7 @@
 """From a decoder's folder or file to everything a generation engine needs."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,13 +30,14 @@ class GenerativeModel:
         mixed_step: chunks and single tokens in one step, see `llama.mixed_step`; None if there is none.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
         params: nested dict of NumPy arrays, float32 (see `apart`) or int8 (see `quantize`).
-        kv_shapes: `kv_shapes(pages=, page_size=, dtype=float32)` to the shapes of a pool.
+        kv_shapes: `kv_shapes(pages=, page_size=, dtype=)` to the shapes of a pool, by default float32, or
+            float16 beside int8 weights.
         limits: `tokens`, the longest sequence, prompt and continuation together.
         tokenizer: text to ids and back.
         chat: messages to a prompt; None where the checkpoint has no template.
         eos_ids: tokens that end a text.
         vocab_size: width of the logits.
-        kv_bytes_per_token: float32 bytes of the pool that one token takes.
+        kv_bytes_per_token: bytes of the pool that one token takes.
         task: what the model does, `generation`.
         config: facts to display; plain JSON values.
     """
@@ -55,9 +57,9 @@ class GenerativeModel:
     task: str = "generation"
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def init_kv(self, *, pages: int, page_size: int, dtype: Any = jnp.float32) -> paged.Cache:
+    def init_kv(self, *, pages: int, page_size: int) -> paged.Cache:
         """A pool of zeros; pages `paged.NULL_PAGE` and `paged.SINK_PAGE` of it hold no sequence."""
-        spec = self.kv_shapes(pages=pages, page_size=page_size, dtype=dtype)
+        spec = self.kv_shapes(pages=pages, page_size=page_size)
         return {name: jnp.zeros(part.shape, part.dtype) for name, part in spec.items()}
 
 
@@ -75,19 +77,22 @@ def make(
     facts = _facts(config, left_out, chat is not None) | {"weights": "int8" if int8 else "float32"}
     if int8:
         config, params = quantize(config, params)
+    # Beside int8 weights a pool in float32 is most of what a step of many rows reads.
+    kv_dtype = jnp.dtype(jnp.float16 if int8 else jnp.float32)
+    kv_sizes = (config.num_layers, config.num_kv_heads, config.head_size)
     return GenerativeModel(
         name=name,
         step=functools.partial(llama.step, config),
         mixed_step=functools.partial(llama.mixed_step, config),
         forward=functools.partial(llama.forward, config),
         params=params if int8 else apart(params),
-        kv_shapes=functools.partial(paged.shapes, config.num_layers, config.num_kv_heads, config.head_size),
+        kv_shapes=functools.partial(paged.shapes, *kv_sizes, dtype=kv_dtype),
         limits={"tokens": config.max_tokens},
         tokenizer=tokenizer,
         chat=chat,
         eos_ids=config.eos_ids,
         vocab_size=config.vocab_size,
-        kv_bytes_per_token=2 * 4 * config.num_layers * config.num_kv_heads * config.head_size,
+        kv_bytes_per_token=2 * kv_dtype.itemsize * math.prod(kv_sizes),
         config=facts,
     )
 

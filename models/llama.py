@@ -63,6 +63,7 @@ class Layer(nnx.Module):
         """Map `(rows * chunk, hidden)` to the same shape, and give the chunk's keys and values."""
         multiply = functools.partial(self._multiply, layer, apart)
         q, k, v = self._heads(multiply("qkv", self.input_norm(x)), chunk)
+        k, v = paged.as_held(past, k), paged.as_held(past, v)
         mixed = chunk.attend(past, layer, q, k, v)
         x = x + multiply("attended", mixed.transpose(0, 2, 1, 3).reshape(x.shape[0], -1))
         gate, up = jnp.split(multiply("gate_up", self.output_norm(x)), 2, axis=-1)

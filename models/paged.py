@@ -75,6 +75,18 @@ def _pages(pool: jax.Array, layer: jax.Array, pages: jax.Array) -> jax.Array:
     return rows.reshape(-1, *page).astype(jnp.float32)
 
 
+def as_held(past: Past | None, x: jax.Array) -> jax.Array:
+    """Keys or values, rounded as the pool will hold them, so that where a chunk ends changes no answer.
+
+    Numbers beyond what the pool's type holds become its largest; what is not a number stays so.
+    """
+    if past is None or past.cache["v"].dtype == x.dtype:
+        return x
+    kind = jnp.finfo(past.cache["v"].dtype)
+    x = jnp.clip(x, float(kind.min), float(kind.max))
+    return jax.lax.reduce_precision(x, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
+
+
 def attend(
     past: Past | None, layer: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, keep: jax.Array
 ) -> jax.Array:

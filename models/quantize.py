@@ -6,23 +6,38 @@ arXiv:2404.00456). Turns of the residual stream and of each head's values are mu
 write and read them, and cost nothing at run time; RMSNorm keeps its result under a turn once its scale has
 moved into the weights behind it. What the last product of a layer reads is turned when it is computed.
 
+One layer is turned and rounded at a time, and a few thousand words of a table, so that memory holds the given
+parameters, what becomes of them, and little else.
+
 Perplexity of SmolLM2-135M, relative to float32 (2,000 tokens of Wikipedia): 1.036 without turns, 1.005 with
 them; weights alone in int8, 1.006 without and 1.002 with.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import vnni
 from .llama_config import LlamaConfig
-from .quantized import LARGEST, SMALLEST, Quantized
+from .quantized import LARGEST, MIDDLE, SMALLEST, Quantized
 
 Array = np.ndarray[Any, Any]
+Layer = dict[str, dict[str, Array]]
 _BLOCK = 64  # features that `down` reads turned together
+_WORDS = 4096  # of a table that are turned together
+# Outputs for an input from which activations go first, see `_laid_out`.
+_WIDE = 4
+
+
+class Table(NamedTuple):
+    """Rows `(words, features)` of the word table or the head, and `(features, features)` to turn them by."""
+
+    rows: Array
+    turn: Array
 
 
 def quantize(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[LlamaConfig, dict[str, Any]]:
@@ -36,69 +51,113 @@ def quantize(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[LlamaConfi
         The configuration, with word table and head apart, since one is turned and the other scaled too; and
         parameters whose matrices are `Quantized`.
     """
-    params = turned(config, params)
-    layers = {name: dict(leaves) for name, leaves in params["layers"].items()}
-    block = block_of(config.intermediate_size)
-    for name in ("qkv", "attended", "gate_up", "down"):
-        turn = hadamard(block) if name == "down" else None
-        layers[name]["kernel"] = _kernels(layers[name]["kernel"], turn)
-    tables = {name: Quantized(*rounded(params[name])) for name in ("word", "head")}
-    return replace(config, tied=False), {**params, "layers": layers, **tables}
-
-
-def turned(config: LlamaConfig, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The same function with its features turned and the scales of its norms moved into the weights.
-
-    Word table and head are apart afterwards, so `config.tied` must be false.
-    """
-    layers: dict[str, Any] = {name: dict(leaves) for name, leaves in params["layers"].items()}
-    turn = orthogonal(config.hidden_size)
-    for norm, name in (("input_norm", "qkv"), ("output_norm", "gate_up")):
-        scale = layers[norm]["scale"]
-        layers[name]["kernel"] = (turn.T * scale[:, None]) @ layers[name]["kernel"]
-        layers[norm] = {"scale": np.ones_like(scale)}
-    for name in ("attended", "down"):
-        layers[name]["kernel"] = layers[name]["kernel"] @ turn
-    _turn_values(config, layers)
-    scale = params["norm"]["scale"]
-    head = params["word"] if config.tied else params["head"]
-    return {
-        "word": params["word"] @ turn,
-        "layers": layers,
-        "norm": {"scale": np.ones_like(scale)},
-        "head": head @ (scale[:, None] * turn),
+    turn = hadamard(block_of(config.intermediate_size))
+    kernels: dict[str, list[Quantized]] = {}
+    others: dict[str, dict[str, list[Array]]] = {}
+    with ThreadPoolExecutor(4) as pool:  # NumPy works outside the lock
+        for layer in turned(config, params):
+            made = {
+                name: pool.submit(_kernel, leaves.pop("kernel"), turn if name == "down" else None)
+                for name, leaves in layer.items()
+                if "kernel" in leaves
+            }
+            for name, leaves in layer.items():
+                for leaf, array in leaves.items():
+                    others.setdefault(name, {}).setdefault(leaf, []).append(array)
+            for name, future in made.items():
+                kernels.setdefault(name, []).append(future.result())
+    layers: dict[str, dict[str, Any]] = {
+        name: {leaf: np.stack(arrays) for leaf, arrays in leaves.items()} for name, leaves in others.items()
     }
+    for name, each in kernels.items():
+        layers.setdefault(name, {})["kernel"] = _joined(each, turn if name == "down" else None)
+    word, head = (_table(one) for one in tables(config, params))
+    norm = {"scale": np.ones_like(params["norm"]["scale"])}
+    whole = {"word": word, "layers": layers, "norm": norm, "head": _laid_out(head)}
+    return replace(config, tied=False), whole
 
 
-def _turn_values(config: LlamaConfig, layers: dict[str, Any]) -> None:
+def turned(config: LlamaConfig, params: Mapping[str, Any]) -> Iterator[Layer]:
+    """The layers one after another, with features turned and the scales of norms moved into the weights."""
+    turn = orthogonal(config.hidden_size)
+    for at in range(config.num_layers):
+        layer = {
+            name: {leaf: stacked[at] for leaf, stacked in leaves.items()}
+            for name, leaves in params["layers"].items()
+        }
+        for norm, name in (("input_norm", "qkv"), ("output_norm", "gate_up")):
+            scale = layer[norm]["scale"]
+            layer[name]["kernel"] = (turn.T * scale) @ layer[name]["kernel"]
+            layer[norm] = {"scale": np.ones_like(scale)}
+        for name in ("attended", "down"):
+            layer[name]["kernel"] = layer[name]["kernel"] @ turn
+        _turn_values(config, layer)
+        yield layer
+
+
+def tables(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[Table, Table]:
+    """The word table and the head for turned layers; a tied one becomes two."""
+    turn, scale = orthogonal(config.hidden_size), params["norm"]["scale"]
+    head = params["word"] if config.tied else params["head"]
+    return Table(params["word"], turn), Table(head, scale[:, None] * turn)
+
+
+def _turn_values(config: LlamaConfig, layer: Layer) -> None:
     """Turn each head's values, where they are made and where they are read."""
     heads, size = config.num_kv_heads, config.head_size
     turn = orthogonal(size)
-    made = layers["qkv"] = dict(layers["qkv"])
-    for name, leaf in made.items():
+    for name, leaf in layer["qkv"].items():
         other, values = np.split(leaf, [-heads * size], axis=-1)
         values = (values.reshape(*values.shape[:-1], heads, size) @ turn).reshape(values.shape)
-        made[name] = np.concatenate([other, values], axis=-1)
-    read = layers["attended"]["kernel"]
-    by_head = read.reshape(config.num_layers, config.num_heads, size, -1)
-    layers["attended"]["kernel"] = (turn.T @ by_head).reshape(read.shape)
+        layer["qkv"][name] = np.concatenate([other, values], axis=-1)
+    read = layer["attended"]["kernel"]
+    by_head = read.reshape(config.num_heads, size, -1)
+    layer["attended"]["kernel"] = (turn.T @ by_head).reshape(read.shape)
 
 
-def _kernels(kernels: Array, turn: Array | None) -> Quantized:
-    """float32 `(layers, in, out)` to int8 `(out, in)` of each layer."""
+def _kernel(kernel: Array, turn: Array | None) -> Quantized:
+    """float32 `(in, out)` of one layer to eight bits `(out, in)`."""
     if turn is not None:
-        by_block = kernels.reshape(len(kernels), -1, len(turn), kernels.shape[2])
-        kernels = (turn.T @ by_block).reshape(kernels.shape)
-    with ThreadPoolExecutor() as pool:  # NumPy works outside the lock
-        pairs = list(pool.map(rounded, (np.ascontiguousarray(kernel.T) for kernel in kernels)))
-    return Quantized(tuple(values for values, _ in pairs), tuple(scales for _, scales in pairs), turn)
+        kernel = (turn.T @ kernel.reshape(-1, len(turn), kernel.shape[1])).reshape(kernel.shape)
+    return _laid_out(Quantized(*rounded(np.ascontiguousarray(kernel.T))))
+
+
+def _joined(each: list[Quantized], turn: Array | None) -> Quantized:
+    """The kernels of all layers."""
+    values, scales, _, sums = map(tuple, zip(*each, strict=True))
+    return Quantized(values, scales, turn, None if sums[0] is None else sums)
+
+
+def _table(table: Table) -> Quantized:
+    """Some rows at a time."""
+    values, scales = np.empty(table.rows.shape, np.int8), np.empty(len(table.rows), np.float32)
+    for at in range(0, len(values), _WORDS):
+        some = slice(at, at + _WORDS)
+        values[some], scales[some] = rounded(table.rows[some] @ table.turn)
+    return Quantized(values, scales)
+
+
+def _laid_out(one: Quantized) -> Quantized:
+    """As `vnni.dot` takes it, where that is available; the same numbers.
+
+    Weights go first, as uint8, and are not rearranged at each call. With many outputs a product takes as
+    long the other way round, its result is not transposed, and it is faster at many rows: a gate and up of
+    SmolLM2 takes 63, 148, 298 µs at 8, 32, 96 rows with weights first and 82, 137, 243 with activations.
+    """
+    outputs, features = one.values.shape
+    if not vnni.available() or outputs < vnni.FEWEST_ROWS or features < vnni.FEWEST_FEATURES:
+        return one
+    if outputs < _WIDE * features:
+        return one._replace(values=one.values.view(np.uint8) ^ np.uint8(MIDDLE))
+    return one._replace(sums=MIDDLE * one.values.sum(axis=1, dtype=np.int32))
 
 
 def rounded(rows: Array) -> tuple[Array, Array]:
     """int8 of float32 `(rows, features)`, and a scale a row, by half of which a value is off at most."""
     highest = np.maximum(np.abs(rows).max(axis=1), np.float32(SMALLEST))
     scales = highest / np.float32(LARGEST)
-    return np.rint(rows / scales[:, None]).astype(np.int8), scales
+    steps = rows / scales[:, None]
+    return np.rint(steps, out=steps).astype(np.int8), scales
 
 
 @functools.cache

@@ -1,6 +1,8 @@
 """Text to token ids, by the `tokenizers` library; cutting is explicit and never happens by itself."""
 
+import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +61,12 @@ class TextTokenizer:
                 "save the model's fast tokenizer"
             ) from error
         return cls(tokenizer, max_tokens=max_tokens, vocab_size=vocab_size, pad_id=pad_id)
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all that decides its ids: two tokenizers of one digest give the same."""
+        facts = (self._tokenizer.to_str(), self.max_tokens, self.vocab_size, self.pad_id)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[Ids]:
         """Tokenize whole texts, special tokens included, neither cut nor padded.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .batching.pins import Pin, pinned
     from .hosting.model import Model
     from .hosting.refit import RefitPolicy
+    from .text import tokenized
 
 __all__ = [
     "BadRequest",
@@ -58,6 +59,7 @@ __all__ = [
     "Unavailable",
     "UnknownModel",
     "pinned",
+    "tokenized",
 ]
 
 __getattr__, __dir__ = attach(
@@ -70,5 +72,6 @@ __getattr__, __dir__ = attach(
         ".batching.faults": ["FaultPolicy"],
         ".hosting.model": ["Model"],
         ".hosting.refit": ["RefitPolicy"],
+        ".text": ["tokenized"],
     },
 )

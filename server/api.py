@@ -1,13 +1,13 @@
 """The server as Python sees it: start, warm up, answer, drain."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
 import jax
 
-from ..jit_cache import CompileService, Servable, StoredPrograms, compile_program
+from ..jit_cache import CompileService, Servable, StoredPrograms
 from ..jit_cache.replicas import Replicas, devices_each
 from ..jit_cache.store import Store
 from .batching.admission import QueueLimits, check_window
@@ -22,7 +22,8 @@ from .batching.shares import written_weights
 from .batching.sinks import Sinks
 from .errors import ConfigError, UnknownModel
 from .health import Health
-from .hosting.calls import map_items, read_call
+from .hosting.calls import read_call
+from .hosting.mapping import map_items
 from .hosting.model import Model
 from .hosting.programs import Programs
 from .hosting.refit import RefitPolicy, Refitter
@@ -71,7 +72,8 @@ class Server(Health):
         refit: when a grid that no longer fits what arrives is fitted anew; None for never.
         programs: how programs are ordered, kept, budgeted and checked.
         clock: source of time, for tests.
-        compile_program: makes the program of a bucket (`batching.fake_device` needs no model).
+        compile_program: makes the program of a bucket (`batching.fake_device` needs no model);
+            None compiles it unless it is stored or in memory.
         tracing: makes spans of the calls that a transport traces; None costs one check a call.
 
     Raises:
@@ -101,7 +103,7 @@ class Server(Health):
         refit: RefitPolicy | None = None,
         programs: Programs | None = None,
         clock: Clock | None = None,
-        compile_program: Compile = compile_program,
+        compile_program: Compile | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__()
@@ -138,9 +140,11 @@ class Server(Health):
             | {f"faults.{name}": value for name, value in asdict(faults or FaultPolicy()).items()}
         )
         self._clock = clock if clock is not None else MonotonicClock()
-        stored = StoredPrograms(store) if store is not None else None
+        stored: StoredPrograms | None = None
+        if compile_program is None or store is not None:
+            compile_program = stored = StoredPrograms(store)
         self._compiler = CompileService()
-        make: Compile = compile_program if stored is None else stored
+        make: Compile = compile_program
         count = 1
         if devices is not None:
             make = replicas = Replicas(devices, make, devices_each(servables))
@@ -293,17 +297,17 @@ class Server(Health):
         call = read_call(self.model(model), args, inputs)
         return call.answer(await call.model.run(call.rows, priority=priority, timeout_s=timeout_s))
 
-    def map(self, items: Sequence[Mapping[str, Any]], *, model: str | None = None) -> list[Any]:
-        """Answer items of different sizes, blocking; any number, sent in pieces.
+    def map(self, items: Iterable[Mapping[str, Any]], *, model: str | None = None) -> list[Any]:
+        """Answer items of different sizes, blocking; any number, planned together, since none is urgent.
 
         Args:
-            items: arrays of each item by input name.
+            items: arrays of each item by input name; read some thousand ahead, while earlier ones run.
             model: name of the model, where there are several.
 
         Returns:
             What the model returns for each item, in order.
 
         Raises:
-            ServerError: what the first item that fails raises; Overloaded if other callers fill the queue.
+            ServerError: what an item that fails raises; Overloaded if other callers fill the queue.
         """
         return map_items(self.model(model), items)

@@ -117,7 +117,12 @@ class Overloaded(ServerError):
 class Unavailable(ServerError):
     """The server is starting, draining, or its device loop has failed.
 
+    Args:
+        message: rule, value, remedy.
+        lasting: whether it does not pass by itself, so that the answer advises no retry.
+
     Attributes:
+        lasting: the same.
         retry_after_s: seconds after which the server asked to be asked again; known to clients only.
     """
 
@@ -125,6 +130,14 @@ class Unavailable(ServerError):
     grpc_status = "UNAVAILABLE"
     reason = "unavailable"
     retry_after_s: float | None = None
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
+
+
+class Left(Unavailable):
+    """A version gave way and has left; inside the server only, the request goes to its successor."""
 
 
 class DeviceFailed(Unavailable):

@@ -4,14 +4,22 @@ A model is looked at from any thread while its device thread goes on, so everyth
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..bucketing import Bucket, CostModel, Grid, Planner
+from .batching.batcher import Policy
 from .errors import BadRequest, NotReady
 
 _MOST_ROWS = 4096
+_REASONS = {
+    "full": "full, so that waiting could not make them better",
+    "window": "when a row had waited its time",
+    "deadline": "when a row could wait no longer",
+    "idle": "since the device was free and no wait was worth more",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +109,30 @@ def explain(
 def _why(runs: Sequence[str], total_s: float, candidates: Sequence[Candidate]) -> str:
     taken = " + ".join(runs) if len(runs) <= 4 else f"{len(runs)} runs"
     others = [one for one in candidates if not (one.chosen and one.runs == len(runs))]
-    text = f"{taken} costs least: {total_s * 1e3:.3g} ms"
+    ms = f"{total_s * 1e3:.3g} ms"
     if not others:
-        return f"{text}; no other bucket holds it."
+        return f"{taken} costs least: {ms}; no other bucket holds it."
     next_best = others[0]
     times = f"{next_best.runs} x " if next_best.runs > 1 else ""
-    return f"{text}; the next best, {times}{next_best.bucket}, {next_best.total_s * 1e3:.3g} ms."
+    other = f"{times}{next_best.bucket}, {next_best.total_s * 1e3:.3g} ms"
+    if next_best.total_s < total_s:  # packed rows are planned bucket by bucket, not to the end
+        return f"{taken} is planned, each bucket by what a real element costs in it: {ms}; or else {other}."
+    return f"{taken} costs least: {ms}; the next best, {other}."
 
 
-def explain_model(model: Any, rows: int, given: Mapping[str, int]) -> dict[str, Any]:
-    """`explain` for a served model.
+def explain_model(
+    model: Any,
+    rows: int,
+    given: Mapping[str, int],
+    totals: Mapping[tuple[str, str], Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """`explain` for a served model, and when batches leave its queue.
 
     Args:
         model: a `Model`.
         rows: rows of the request.
         given: size by axis.
+        totals: what its buckets did so far, see `Recent.buckets`.
 
     Raises:
         BadRequest: if an axis is missing, unknown or out of its limits, or the model has no grid.
@@ -134,7 +151,30 @@ def explain_model(model: Any, rows: int, given: Mapping[str, int]) -> dict[str, 
         if not 1 <= size <= model.limits[axis]:
             raise BadRequest(f"{axis} is 1 to {model.limits[axis]}, got {size}; choose a size in that range.")
     sizes = [given[axis] for axis in grid.item_axes]
-    return {"model": model.name, **explain(grid, measured_of(model.cost), rows, sizes, planner)}
+    told = explain(grid, measured_of(model.cost), rows, sizes, planner)
+    left: Counter[str] = Counter()
+    for bucket in {run["bucket"] for run in told["runs"]}:
+        left.update((totals or {}).get((model.name, bucket), {}).get("left", {}))
+    return {"model": model.name, **told, "leaves": leaves(model.batcher.policy, left)}
+
+
+def leaves(policy: Policy, left: Mapping[str, int]) -> dict[str, Any]:
+    """When a batch leaves the queue, and why those before it did.
+
+    Args:
+        policy: of the model.
+        left: batches by reason, see `Launch`.
+    """
+    if not policy.max_wait_s:
+        rule = "at once where a device is free; rows gather only while none is"
+    else:
+        adaptive = "for as long as that is predicted to pay, " if policy.wait == "adaptive" else ""
+        rule = (
+            f"when its bucket is full, or a free device has waited for more rows, {adaptive}for at most "
+            f"{policy.max_wait_s * 1e3:g} ms, or a deadline would be missed"
+        )
+    told = [f"{count} {_REASONS.get(reason, reason)}" for reason, count in sorted(left.items())]
+    return {"rule": rule, "left": dict(left), "why": "; ".join(told) or "none left yet in these buckets"}
 
 
 def measured_of(cost: CostModel) -> dict[Bucket, float]:

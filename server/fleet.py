@@ -5,9 +5,9 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
-from ..jit_cache import WarmupReport
+from ..jit_cache import Servable, WarmupReport
 from .errors import Closed, ConfigError, NotReady
 from .life import Life
 from .seam import Engine, ModelHandle
@@ -40,6 +40,15 @@ class Part(Engine, Protocol):
 
     def close(self, drain_s: float = 30.0) -> None:
         """Drain and end."""
+        ...
+
+
+@runtime_checkable
+class Replaces(Protocol):
+    """An engine whose models may be swapped while they are served."""
+
+    def replace(self, servable: Servable, *, timeout_s: float) -> object:
+        """Serve this version under its name from now on; blocks until the old one has let go."""
         ...
 
 
@@ -128,6 +137,20 @@ class Fleet(Life):
         """Block until every part's warm-up has come to its end, however it went; whether it has."""
         return self._settled.wait(timeout_s) and all(part.wait_over(timeout_s) for part in self._parts)
 
+    def replace(self, servable: Servable, *, timeout_s: float = 300.0) -> object:
+        """Swap a new version of a model in, see `Server.replace`.
+
+        Raises:
+            ConfigError: if no part that can do so serves a model of that name; otherwise as `Server.replace`.
+        """
+        for part in self._parts:
+            if servable.name in part.models and isinstance(part, Replaces):
+                return part.replace(servable, timeout_s=timeout_s)
+        raise ConfigError(
+            f"a new version has the name of a model of tensors that is served, {sorted(self.models)}; got "
+            f"{servable.name!r}: rename it"
+        )
+
     @property
     def lost(self) -> bool:
         """Whether none of the models can ever get ready."""
@@ -176,4 +199,4 @@ class Fleet(Life):
             return self._state
         if self.ready:
             return "ready"
-        return next((word for word in ("stalled", "failed") if word in words), "warming")
+        return next((word for word in ("stalled", "broken", "failed") if word in words), "warming")

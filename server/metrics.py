@@ -261,6 +261,7 @@ class Metrics:
             computed=record.computed,
             seconds=record.seconds,
             cold=record.cold,
+            reason=record.reason,
         )
 
     def step_record(self, model: str, record: "StepRecord") -> None:

@@ -25,6 +25,7 @@ class BucketTotals:
         device_s: seconds on the device.
         wasted_s: seconds spent on padding: the share of what was computed for nothing.
         cold: batches that ran here since a better bucket was not warm.
+        left: batches by the reason for which they left the queue.
     """
 
     runs: int = 0
@@ -34,6 +35,7 @@ class BucketTotals:
     device_s: float = 0.0
     wasted_s: float = 0.0
     cold: int = 0
+    left: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Recent:
         computed: int,
         seconds: float,
         cold: bool = False,
+        reason: str = "step",
     ) -> None:
         """One batch came back."""
         with self._lock:
@@ -99,6 +102,7 @@ class Recent:
             totals.device_s += seconds
             totals.wasted_s += seconds * (1 - real / computed)
             totals.cold += cold
+            totals.left[reason] = totals.left.get(reason, 0) + 1
 
     def waiting(self, now_s: float, rows: int) -> None:
         """So many rows wait now; the most of a second is kept."""

@@ -120,7 +120,7 @@ def find_model(engine: Engine, name: str, version: str | None = None) -> ModelHa
         raise Closed("A draining server takes no new request; send it to another replica.")
     model = engine.models.get(name)
     if model is None and not engine.ready:
-        raise NotReady(f"A server answers once it is warm, and {progress_text(engine)}; {_remedy(engine)}.")
+        raise _not_ready("A server", engine, engine.status().get("state") == "failed")
     if model is None:
         served = ", ".join(sorted(engine.models)) or "none"
         raise UnknownModel(f"The model must be one that is served, got {name!r}; served: {served}.")
@@ -130,8 +130,8 @@ def find_model(engine: Engine, name: str, version: str | None = None) -> ModelHa
             "ask for that version or leave it out."
         )
     if not model.ready:
-        told = f"{progress_text(engine)}; {_remedy(engine)}"
-        raise NotReady(f"Model {name!r} answers once it is warm, and {told}.")
+        lost = getattr(model, "lost", engine.status().get("state") == "failed")
+        raise _not_ready(f"Model {name!r}", engine, lost)
     return model
 
 
@@ -145,7 +145,9 @@ def progress_text(engine: Engine) -> str:
     return f"{status.get('done', 0)} of {total} programs are warm{failed} ({state})"
 
 
-def _remedy(engine: Engine) -> str:
-    if engine.status().get("state") == "failed":
-        return "see the log or /v2/health/ready for the reason, mend the model and restart the server"
-    return "retry later"
+def _not_ready(who: str, engine: Engine, lost: bool) -> NotReady:
+    remedy = "retry later"
+    if lost:
+        remedy = "see the log or /v2/health/ready for the reason, mend the model and restart the server"
+    said = f"{who} answers once it is warm, and {progress_text(engine)}; {remedy}."
+    return NotReady(said, lasting=lost)

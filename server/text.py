@@ -1,11 +1,13 @@
 """Text in front of a model of token ids: tokenizing, the length rule, declared cutting, embeddings out."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
+from .datatypes import all_finite
 from .errors import BadRequest, BadTensor, ModelError, TooLong
 from .seam import ModelHandle
 from .tokenizing import Tokenizing
@@ -195,14 +197,20 @@ class Embedder:
             raise ModelError(
                 f"A model answers each row, expected {len(rows)} rows, got {len(answers)}; report it."
             )
-        vectors = np.empty((len(rows), self.width), np.float32)
-        for target, answer in zip(vectors, answers, strict=True):
-            target[:] = answer[self.output_name]
-        if not np.isfinite(vectors).all():
+        vectors = self._vectors([answer[self.output_name] for answer in answers])
+        if not all_finite(vectors):
             raise ModelError(
                 f"An embedding must be finite, got NaN or infinity from {self.model.name!r}; report it."
             )
         return EmbedResult(cut_dimensions(vectors, dimensions), prepared.token_counts, prepared.cuts)
+
+    def _vectors(self, answers: Sequence[np.ndarray]) -> np.ndarray:
+        if len(answers) == 1:  # its own already, and the usual case
+            return answers[0].astype(np.float32, copy=False).reshape(1, self.width)
+        vectors = np.empty((len(answers), self.width), np.float32)
+        for target, answer in zip(vectors, answers, strict=True):
+            target[:] = answer
+        return vectors
 
     def _checked(self, index: int, ids: np.ndarray) -> np.ndarray:
         if ids.size == 0:
@@ -215,6 +223,36 @@ class Embedder:
                 "tokenize with the model's own tokenizer."
             )
         return ids
+
+
+def tokenized(
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    *,
+    input_name: str = "ids",
+    truncate_side: Side = "right",
+    chunk: int = 256,
+) -> Iterator[dict[str, np.ndarray]]:
+    """Items of texts for `Server.map`, tokenized some at a time, while what came before runs.
+
+    Args:
+        texts: any number.
+        tokenizer: of the model; texts with more than its `max_tokens` are cut to them.
+        input_name: the model's input of token ids.
+        truncate_side: the side to cut off.
+        chunk: how many texts are tokenized together.
+
+    Yields:
+        int32[tokens] by the input's name, one a text, in order.
+
+    Raises:
+        ValueError: a text that the tokenizer does not take.
+    """
+    source = iter(texts)
+    while some := list(itertools.islice(source, chunk)):
+        for ids in tokenizer.encode(some):
+            long = len(ids) > tokenizer.max_tokens
+            yield {input_name: tokenizer.truncate(ids, tokenizer.max_tokens, truncate_side) if long else ids}
 
 
 def cut_dimensions(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:

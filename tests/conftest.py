@@ -4,6 +4,11 @@ import contextlib
 import os
 
 import pytest
+from hypothesis import settings
+
+# A time limit would test the machine.
+settings.register_profile("servax", settings(deadline=None))
+settings.load_profile("servax")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,28 +1,42 @@
-"""servax as a worker of the workload `offline`: packed as by `servax serve minilm`, texts as they come."""
+"""servax as a worker of the workload `offline`: packed, in buckets of up to twice the usual tokens.
+
+A run of 1,024 tokens takes 2 to 5 % less than two of 512, and here nobody waits for a single answer.
+"""
 
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from ..minilm import token_ids
+from ..minilm import load_minilm
+
+_ELEMENTS = 1024
 
 
 def main(texts_file: str, vectors_file: str) -> None:
     """Embed the file once, then again for each line on stdin; one line of JSON each time."""
-    from ...server import Server
+    from ...server import Server, tokenized
     from ...server.cli.wiring import resolve
     from ...server.config import ModelConfig
 
-    texts = json.loads(Path(texts_file).read_text())
-    with Server(resolve(ModelConfig(model="minilm", layout="packed")).servable) as server:
+    texts, tokenizer = json.loads(Path(texts_file).read_text()), load_minilm().tokenizer
+    config = ModelConfig(model="minilm", layout="packed", max_elements=_ELEMENTS)
+    with Server(resolve(config).servable) as server:
 
         def embed() -> tuple[np.ndarray, int]:
-            ids = token_ids(texts)
-            answers = server.map([{"ids": one} for one in ids])
-            return np.array([one["embedding"] for one in answers], np.float32), sum(map(len, ids))
+            counts: list[int] = []
+
+            def items() -> Iterator[dict[str, Any]]:
+                for item in tokenized(texts, tokenizer):
+                    counts.append(len(item["ids"]))
+                    yield item
+
+            answers = server.map(items())
+            return np.array([one["embedding"] for one in answers], np.float32), sum(counts)
 
         vectors, tokens = embed()
         np.save(vectors_file, vectors)

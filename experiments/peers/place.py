@@ -9,7 +9,7 @@ from pathlib import Path
 from .environments import environment
 from .folders import Weights
 from .processes import Process, free_ports
-from .table import OURS, Peer
+from .table import Peer
 
 _SERVERS = Path(__file__).parent / "servers"
 
@@ -72,7 +72,7 @@ class Place:
             "PEER_ENCODER": str(self.weights.encoder),
             "PEER_TOKENIZER": str(self.weights.encoder / "tokenizer.json"),
         }
-        if peer.name == OURS:
+        if not peer.environment:
             env.pop("OMP_NUM_THREADS")
         return env | {name: value.format(**words) for name, value in peer.env.items()}
 

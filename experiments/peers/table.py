@@ -186,4 +186,17 @@ DECODE = (
         "--no-enable-prefix-caching",
     ),
 )
+
+
+def quantized(weights: str) -> Peer:
+    """servax with such weights, beside itself in float32; `weights` as `servax serve --quantize` takes it."""
+    return Peer(
+        f"{OURS} {weights}",
+        (*_SERVE, "smollm2", "--quantize", weights),
+        shape="completions:smollm2",
+        ready_s=600.0,
+        note=f"weights and activations in {weights}",
+    )
+
+
 PEERS: Mapping[str, tuple[Peer, ...]] = {"embed": EMBED, "offline": OFFLINE, "decode": DECODE}

@@ -18,6 +18,7 @@ import jax
 
 from ..._version import __version__
 from .library import PYTHON, owner, release
+from .relocate import relocatable
 
 _CONFIG = (
     "jax_allow_f16_reductions",
@@ -175,12 +176,18 @@ def _cores() -> int:
 
 
 def placement_facts(devices: Sequence[jax.Device]) -> dict[str, Any]:
-    """On which devices a program runs; a compiled program is bound to their ids and order."""
-    return {
-        "ids": [device.id for device in devices],
+    """On how many devices a program runs, and on which where it is bound to them.
+
+    A part of one that several processes run is of this process alone.
+    """
+    facts: dict[str, Any] = {
+        "count": len(devices),
         "kinds": sorted({device.device_kind for device in devices}),
         "processes": jax.process_count(),
     }
+    if not relocatable(devices):
+        facts |= {"ids": [device.id for device in devices], "process": jax.process_index()}
+    return facts
 
 
 def _plain(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
 from ..errors import FingerprintError
 from .codedigest import digest_of
@@ -23,7 +24,7 @@ from .environment import environment_facts, placement_facts
 ALLOWED: Mapping[str, frozenset[str]] = {
     "model": frozenset({"code", "config", "params", "params_tree"}),
     "program": frozenset({"bucket", "inputs", "outputs", "variant", "donated", "options"}),
-    "placement": frozenset({"ids", "kinds", "processes", "shardings"}),
+    "placement": frozenset({"count", "ids", "kinds", "process", "processes", "shardings"}),
     "environment": frozenset(
         {
             *("servax", "python", "jax", "jaxlib", "platform", "platform_version", "libraries"),
@@ -172,7 +173,7 @@ class Fingerprinter:
             "options": {name: str(value) for name, value in (options or {}).items()},
         }
         self._placement = placement_facts(self.devices)
-        self._placement["shardings"] = digest_of(shardings).digest
+        self._placement["shardings"] = digest_of(_by_place(shardings, self.devices)).digest
 
     def at(
         self,
@@ -206,6 +207,21 @@ class Fingerprinter:
             "environment": environment,
         }
         return Fingerprint(sections, self._notes)
+
+
+def _by_place(shardings: Any, devices: Sequence[jax.Device]) -> Any:
+    """The same with the places of devices among these in place of their numbers."""
+    places = {device: place for place, device in enumerate(devices)}
+
+    def named(one: Any) -> Any:
+        if not isinstance(one, NamedSharding) or not isinstance(one.mesh, Mesh):
+            return one
+        mesh = one.mesh
+        order = [places.get(device, device) for device in mesh.devices.flat]
+        shape = tuple(mesh.shape.items())
+        return (shape, tuple(map(str, mesh.axis_types)), order, one.spec, str(one.memory_kind))
+
+    return jax.tree.map(named, shardings)
 
 
 def shape_and_dtype(value: Any) -> list[Any]:

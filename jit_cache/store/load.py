@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..errors import OtherDevices
 from .fingerprint import Fingerprint
 from .report import COMPILED, LOADED
 from .serialize import Codec, Executables, first_line
@@ -64,8 +65,9 @@ def load_or_compile(
     if store is None:
         executable = compile()
         seconds = time.perf_counter() - begin
-        return Loaded(executable, COMPILER, "there is no store", {"compile_s": seconds}, seconds)
-    attempt = _Attempt(store, fingerprint, devices, codec if codec is not None else Executables())
+        facts = {"compile_s": seconds, **({} if facts_of is None else facts_of(executable))}
+        return Loaded(executable, COMPILER, "there is no store", facts, seconds)
+    attempt = Attempt(store, fingerprint, devices, codec if codec is not None else Executables())
     if (found := attempt.load(begin)) is not None:
         return found
     if attempt.marked:
@@ -81,7 +83,7 @@ def load_or_compile(
     return made
 
 
-class _Attempt:
+class Attempt:
     """One program's way through the store."""
 
     def __init__(
@@ -96,6 +98,7 @@ class _Attempt:
         self._devices = devices
         self._codec = codec
         self._refused = ""
+        self._elsewhere = ""
         self.marked = ""
 
     def load(self, begin: float) -> Loaded | None:
@@ -112,6 +115,10 @@ class _Attempt:
             return None
         try:
             executable = self._codec.load(stored.payload, self._devices)
+        except OtherDevices as error:  # the entry is good for its own
+            self._elsewhere = first_line(error)
+            self._store.ledger.warn("elsewhere", f"a stored program is compiled anew: {error}")
+            return None
         except Exception as error:  # the runtime's own; a bad entry must not stop the start
             self._refuse("unloadable", f"{type(error).__name__}: {first_line(error)}")
             return None
@@ -143,14 +150,15 @@ class _Attempt:
         if facts_of is not None:
             facts |= facts_of(executable)
         digest = self._fingerprint.digest
-        reason = self._refused or (f"cannot be stored: {self.marked}" if self.marked else "no entry")
+        marked = f"cannot be stored: {self.marked}" if self.marked else ""
+        reason = self._refused or self._elsewhere or marked or "no entry"
         self._store.ledger.record(digest, COMPILED, reason)
         reason = self._store.ledger.reason(digest)
         return Loaded(executable, COMPILER, reason, facts, time.perf_counter() - begin), payload
 
     def save(self, made: Loaded, payload: bytes) -> bool:
         """Store a fresh program; after a refusal only if the fresh one can be loaded."""
-        if not payload:
+        if not payload or self._elsewhere:
             return False
         if self._refused and (reason := self._unloadable(made.facts, payload)):
             # Stored anyway it would be refused and compiled at every start.

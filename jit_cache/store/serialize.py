@@ -2,8 +2,8 @@
 
 Three things it leaves to its callers are done here:
 
-* A program is bound to the ids of its devices. Loaded for others it aborts the process, when loaded or when
-  called (jaxlib 0.10.2 on CPU), so ids are compared first; the fingerprint holds them too.
+* A program is bound to the ids of its devices. Loaded for others as it is it aborts the process, when loaded
+  or when called (jaxlib 0.10.2 on CPU), so ids are compared first; `relocate` changes them.
 * Programs that call LAPACK crash in a process that has never lowered such a call, because its table of
   functions is still empty; lowering a 1 x 1 Cholesky once fills it.
 * What cannot live in another process (host callbacks, closed-over arrays) is refused as `NotStorable`.
@@ -20,7 +20,8 @@ import jax.numpy as jnp
 from jax.experimental import serialize_executable
 from jax.sharding import NamedSharding
 
-from ..errors import LoadRefused, NotStorable
+from ..errors import NotStorable, OtherDevices
+from . import relocate
 
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _prepared = False
@@ -101,27 +102,32 @@ def load(payload: bytes, devices: Sequence[jax.Device] | None = None) -> Any:
 
     Args:
         payload: what `dump` returned.
-        devices: where it is going to run, in the mesh's order; None takes those of the program's ids.
+        devices: where it is going to run, in the mesh's order; None takes those of the program's ids, or
+            the first ones if there are no such.
 
     Returns:
         A `jax.stages.Compiled`.
 
     Raises:
-        LoadRefused: if it was compiled for other devices.
+        OtherDevices: if it was compiled for others and cannot be moved.
         Exception: whatever else unpickling or the runtime raises.
     """
     bundle = pickle.loads(payload)
     ids, platform = bundle["ids"], bundle["platform"]
     if devices is None:
         known = {device.id: device for device in jax.devices(platform)}
-        devices = [known[one] for one in ids if one in known]
-    if [one.id for one in devices] != ids or any(one.platform != platform for one in devices):
-        raise LoadRefused(
-            f"a program runs on the devices it was compiled for, {platform} {ids}; got "
+        mine = all(one in known for one in ids)
+        devices = [known[one] for one in ids] if mine else jax.local_devices(backend=platform)[: len(ids)]
+    if len(devices) != len(ids) or any(one.platform != platform for one in devices):
+        raise OtherDevices(
+            f"a program runs on as many devices as it was compiled for, {platform} {ids}; got "
             f"{[f'{one.platform} {one.id}' for one in devices]}: compile it for these"
         )
     if any(name.startswith("lapack_") for name in bundle["targets"]):
         _prepare_lapack()
+    if [one.id for one in devices] != ids:
+        trees = bundle["in_tree"], bundle["out_tree"]
+        return relocate.load_for(bundle["program"], trees, ids, devices)
     return serialize_executable.deserialize_and_load(
         bundle["program"],
         bundle["in_tree"],

@@ -20,13 +20,13 @@ class Timings:
     """Seconds of one run, by the program's digest. Thread-safe; never raises for what is on disk.
 
     Args:
-        path: the file; it need not exist.
+        path: the file; it need not exist. None keeps them in memory.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._seconds = _read(path)
+        self._seconds = {} if path is None else _read(path)
         self._news: dict[str, float] = {}
 
     def get(self, digest: str) -> float | None:
@@ -49,7 +49,7 @@ class Timings:
             Whether the file is up to date; False if it could not be written.
         """
         with self._lock:
-            if not self._news:
+            if not self._news or self._path is None:
                 return True
             merged = _read(self._path) | self._news
             # A case of a stepped program is named by the program's digest and its number.

@@ -16,6 +16,7 @@ from .line import Line
 from .pins import pinned_rows
 from .request import Request, Row
 from .shares import check_weights
+from .together import apart, run_of
 
 # Batches planned at once where clients take turns; two cost up to 10 % of device time, four 2 %.
 _BATCHES = 4
@@ -93,12 +94,12 @@ class Batcher:
         self._ahead: deque[tuple[Planner, Launch]] = deque()
         self._known: tuple[Planner | None, int] = (None, 0)
         self._best: dict[Bucket, bool] = {}
-        self._pins = False
+        self._apart = False
         self._honest: tuple[tuple[Planner, int], Planner] | None = None
 
     def add(self, request: Request) -> None:
         """Let all rows of a request wait."""
-        self._pins |= request.pin is not None
+        self._apart |= request.pin is not None or request.together is not None
         if self._wait is not None:
             self._wait.came(request.arrived_s, request.sizes)
         self._line.add(request)
@@ -133,12 +134,14 @@ class Batcher:
         window = self._line.front(now_s, most, min(most, _BATCHES * planner.grid.max_rows))
         if not window:
             return math.inf
-        if self._pins:
+        if self._apart:
             if window[0].request.pin is not None:
                 bucket, rows = pinned_rows(window, planner.grid, alone=not planner.exchanges)
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
-            window = [row for row in window if row.request.pin is None]
+            if (run := run_of(window, planner)) is not None:
+                return self._taken(Launch(*run, "full"))
+            window = [row for row in window if row.request.pin is None and not apart(row, planner)]
         if self._wait is not None:
             self._wait.asked(now_s, len(window))
         soonest_s = math.inf

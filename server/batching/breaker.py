@@ -83,4 +83,6 @@ class Breaker:
     def error(self) -> DeviceFailed:
         """What those hear who come while it is open."""
         hope = "restart it" if self.gone else "use another replica, or retry once it recovers"
-        return DeviceFailed(f"requests run while the device works; it failed with {self.why!r}: {hope}")
+        return DeviceFailed(
+            f"requests run while the device works; it failed with {self.why!r}: {hope}", lasting=self.gone
+        )

@@ -5,7 +5,6 @@ It takes what the dispatcher chose, runs it and reports. Nothing a model does en
 
 import functools
 import logging
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...jit_cache import REQUEST, SealedError, compile_log
+from ...jit_cache.alive import SHARED
 from ...jit_cache.replicas import on_replica
 from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
@@ -23,6 +23,7 @@ from .clock import Clock
 from .dispatcher import Dispatcher, Job, Work
 from .faults import FaultPolicy
 from .jobs import Probe, Retire, Swap
+from .lessons import Lessons
 from .recovery import Recovery
 from .request import Row
 from .work import Rerun, Trial
@@ -34,6 +35,8 @@ _SHORT_RUN_S = 0.05
 _PROBES = 3
 # A call costs some 0.2 ms of host work: within 10 ms of steps that is no matter, and nobody waits for long.
 _JOIN_S = 0.01
+# In which an event loop has written the answers of a small batch and read what its clients ask next.
+_REST_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,12 @@ class DeviceLoop:
             raise ConfigError(f"depth is at least 1 batch in flight; got {depth}: leave it out")
         self._dispatcher, self._models, self._clock = dispatcher, models, clock
         self._depth = depth
-        self._on_batch = on_batch
         self.on_landed: Callable[[Batch, float, float], None] | None = None
         self._flying: deque[Batch] = deque()
         self._index = device
         self._crew = crew if crew is not None else Crew()
         self._held: Work | Job | None = None
-        self._free_s = -math.inf
+        self._lessons = Lessons(self._crew.turn, on_batch)
         policy = faults if faults is not None else FaultPolicy()
         self.recovery = Recovery(dispatcher, clock, policy, self._report, device, self._crew.size)
         name = f"servax-device-{device}" if self._crew.size > 1 else "servax-device"
@@ -136,9 +138,12 @@ class DeviceLoop:
         work, self._held = self._held, None
         more = True
         if work is None and self._in_flight < self._depth:
-            work = self._dispatcher.take(block=not self._flying, device=self._index)
+            work = self._next()
+        if not isinstance(work, Work):
+            self._lessons.learn()
         if isinstance(work, Work):
             self._launch(self._models[work.lane], self._joined(work))
+            self._lessons.learn()
         elif isinstance(work, Probe):
             self._probe(work)
         elif isinstance(work, Swap):
@@ -160,6 +165,17 @@ class DeviceLoop:
             self._let_go()
         return more
 
+    def _next(self) -> Work | Job | None:
+        """What to do next; before the device idles, what landed is learned from."""
+        if self._lessons and not self._flying:
+            if self._lessons.loops_wait:
+                self._dispatcher.rest(_REST_S, self._index)
+            work = self._dispatcher.take(block=False, device=self._index)
+            if work is not None:
+                return work
+            self._lessons.learn()
+        return self._dispatcher.take(block=not self._flying, device=self._index)
+
     def _done(self) -> None:
         """A job was done."""
         self._dispatcher.finish((), (), self._index)
@@ -168,8 +184,7 @@ class DeviceLoop:
         """Models that gave way leave with their last request."""
         with self._crew.turn:
             for job in list(self._crew.retiring):
-                waiting, running = job.model.own_load()
-                if not waiting and not running:
+                if job.model.leave():
                     self._crew.retiring.remove(job)
                     job.done.set_result(None)
 
@@ -219,7 +234,7 @@ class DeviceLoop:
         try:
             outputs = batch.fetch()
         except Exception as error:
-            self._free_s = self._clock.now()
+            self._lessons.free_s = self._clock.now()
             self.recovery.recover(batch.model, batch.bucket, batch.rows, batch.reason, error)
         else:
             self._report(batch, outputs)
@@ -236,22 +251,7 @@ class DeviceLoop:
             good = [place for place in range(len(rows)) if place not in bad]
             rows, outputs = [rows[place] for place in good], [outputs[place] for place in good]
         self._dispatcher.finish(rows, outputs, self._index)
-        with self._crew.turn:
-            self._learn(batch, begin_s, seconds)
-
-    def _learn(self, batch: Batch, begin_s: float, seconds: float) -> None:
-        if batch.model.traffic is not None:
-            batch.model.traffic.add([row.sizes for row in batch.rows], batch.launched_s)
-        alone_s = seconds - max(0.0, self._free_s - begin_s)
-        self._free_s = begin_s + seconds
-        if alone_s > 0:
-            # With several in flight the device had the batch before to do first.
-            batch.model.cost.observe(batch.bucket, alone_s)
-        if self._on_batch is not None:
-            try:
-                self._on_batch(batch.record(seconds))
-            except Exception:  # somebody else's code; it may cost a number, but not the loop
-                _log.exception("on_batch failed")
+        self._lessons.add(batch, begin_s, seconds)
 
     def _probe(self, probe: Probe) -> None:
         """Time a new program on padding, and have the model run it."""
@@ -260,8 +260,9 @@ class DeviceLoop:
         known_s = probe.program.facts.run_s if probe.purpose == "open" else None
         try:
             # Known from an earlier start: a short program runs once, so that no request is its first; one
-            # that takes long hides what a first run costs.
-            if known_s is None or known_s < _SHORT_RUN_S:
+            # that takes long hides what a first run costs, and one that is shared had it.
+            shared = probe.program.facts.source == SHARED
+            if known_s is None or (known_s < _SHORT_RUN_S and not shared):
                 probe.times.append(self._time(probe))
             if known_s is None and _time_again(probe.times):
                 self._dispatcher.post(probe)  # a batch that waits goes between
@@ -312,6 +313,7 @@ def _time_again(times: Sequence[float]) -> bool:
 
 
 def _unavailable(cause: BaseException) -> Unavailable:
-    error = Unavailable(f"the device thread ended with {type(cause).__name__}: {cause}: restart the server")
+    said = f"the device thread ended with {type(cause).__name__}: {cause}: restart the server"
+    error = Unavailable(said, lasting=True)
     error.__cause__ = cause
     return error

@@ -103,8 +103,8 @@ class Devices:
         return "; ".join(errors)
 
     def error(self) -> ServerError:
-        """What those hear who come while none is able."""
-        return _error(next((one for one in self.each if not one.stall.stalled), self.each[0]))
+        """What those hear who come while none is able: of the device that gives most hope."""
+        return _error(min(self.each, key=lambda one: (one.breaker.gone, one.stall.stalled)))
 
     def wake(self, *, unable_too: bool = False) -> None:
         """Wake one that sleeps, if any does."""

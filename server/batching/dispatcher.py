@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..context import client_of_call
-from ..errors import Closed, ServerError, Unavailable
+from ..errors import Closed, Left, ServerError, Unavailable
 from .admission import QueueLimits, closed, displaced, draining
 from .batcher import Batcher, Launch
 from .clock import Clock
@@ -24,10 +24,10 @@ from .devices import Device, Devices
 from .failover import MakeError
 from .faults import FaultPolicy
 from .forecast import Forecast
+from .lanes import Lanes
 from .ledger import Ledger
 from .request import Request, Row, State
 from .sinks import deliver
-from .standing import Standing
 from .timer import Timer
 from .turns import Turns
 from .watch import expired
@@ -36,7 +36,7 @@ from .work import Job, Rerun, Trial, Work
 __all__ = ["Dispatcher", "Job", "MakeError", "Work"]
 
 
-class Dispatcher(Standing):
+class Dispatcher(Lanes):
     """Requests of several models that share one device, or several of which each can run all of them.
 
     Args:
@@ -62,8 +62,7 @@ class Dispatcher(Standing):
         devices: int = 1,
     ) -> None:
         self._clock = clock
-        self._lanes: list[Batcher] = []
-        self._turns = Turns()
+        self._lanes, self._free, self._turns = [], [], Turns()
         self._ledger = Ledger(limits)
         self._deadlines = Deadlines()
         self._forecast = Forecast()
@@ -80,25 +79,23 @@ class Dispatcher(Standing):
         self._closed = False
         self._refusal: MakeError | None = None
 
-    def add_lane(self, batcher: Batcher) -> int:
-        """Serve one more model; returns its index."""
-        with self._lock:
-            self._lanes.append(batcher)
-            self._ledger.add_lane()
-            self._forecast.add_lane(batcher.policy.weights)
-            return self._turns.add()
-
     def start(self) -> None:
         """Begin to keep time in a thread; without it `expire` must be called."""
         why = "the timer thread ended: restart the server"
-        self._timer.start(lambda: self.close(lambda: Unavailable(why)))
+        self._timer.start(lambda: self.close(lambda: Unavailable(why, lasting=True)))
 
     # -- callers ------------------------------------------------------------------------------------
 
-    def offer(self, lane: int, request: Request) -> None:
+    def offer(self, lane: int, request: Request, batcher: Batcher | None = None) -> None:
         """Admit a request; if the queue is full, in the place of less urgent ones.
 
+        Args:
+            lane: index of its model.
+            request: what is admitted.
+            batcher: of the model, which may have left meanwhile; None if it cannot have.
+
         Raises:
+            Left: if the lane is the model's no more.
             Unavailable: while the device is stalled, or (as `Closed`) while draining or closed.
             Overloaded: if a queue limit would be passed, or the answer is predicted to come too late.
             TooManyRows, PayloadTooLarge: if it would not fit into an empty queue either.
@@ -113,6 +110,8 @@ class Dispatcher(Standing):
                 raise self._refusal()
             if self._devices.none_able():
                 raise self._devices.error()
+            if batcher is not None and self._lanes[lane] is not batcher:
+                raise Left("a model that gave way takes no more requests: its successor does")
             # If nothing waits it is let in whatever is predicted, or a wrong cost shut all out for good.
             if self._ledger.load.rows:
                 self._forecast.check(request, self._ledger.ahead, self._ledger.share(request))
@@ -176,6 +175,15 @@ class Dispatcher(Standing):
                     self._clock.wait(mine.cond, until_s)
                     mine.sleeps = False
             deliver(late)
+
+    def rest(self, at_most_s: float, device: int = 0) -> None:
+        """Leave the interpreter to others for so many seconds, unless there is work, or until there is."""
+        mine = self._devices[device]
+        with self._lock:
+            if not (self._ledger.load.rows or self._jobs or self._closed):
+                mine.sleeps = True
+                mine.cond.wait(at_most_s)  # real time: it is the interpreter that is spared
+                mine.sleeps = False
 
     def _choose(self, now_s: float, device: Device) -> tuple[Work | Job | None, float]:
         """What runs next, or when to ask again."""

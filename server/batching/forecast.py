@@ -51,6 +51,11 @@ class Forecast:
         self._elements.append(0.0)
         self._batch_s.append(0.0)
 
+    def restart(self, lane: int, weights: Mapping[int, float] | None = None) -> None:
+        """A lane is another model's from now on, or nobody's."""
+        self._weights[lane] = weights
+        self._seconds[lane] = self._elements[lane] = self._batch_s[lane] = 0.0
+
     def launched(self, lane: int, elements: int, seconds: float, now_s: float, *, more: bool = False) -> None:
         """Real elements of a lane were launched, in a bucket of so many seconds; `more` if others wait."""
         ratio = 1.0  # after a queue that was empty nothing is known of time lost

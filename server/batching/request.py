@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import ServerError
 from .pins import pin_of_call
+from .together import Together, run_of_call
 
 
 class State(enum.Enum):
@@ -73,6 +74,7 @@ class Request:
         client: who sent it, where clients share the queue; "" where they do not.
         pin: told where each row ran, if every row runs in the bucket of its size alone; else None.
         pin_at: place of the first row in the pin.
+        together: the run that was planned of its rows; None for those that are planned as they wait.
         trace: where the batches that it takes part in are noted; None unless it is traced.
         nbytes: bytes of all its arrays.
         state: see `MOVES`; changed by `move` only.
@@ -86,8 +88,8 @@ class Request:
 
     __slots__ = (
         "arrived_s", "client", "deadline_s", "error", "future", "items", "lane", "nbytes", "over", "pin",
-        "pin_at", "priority", "remaining", "results", "sink", "sizes", "state", "trace", "waiting_elements",
-        "waiting_rows",
+        "pin_at", "priority", "remaining", "results", "sink", "sizes", "state", "together", "trace",
+        "waiting_elements", "waiting_rows",
     )  # fmt: skip
 
     def __init__(
@@ -115,6 +117,7 @@ class Request:
         if self.pin is not None:
             self.pin_at = len(self.pin.buckets)
             self.pin.buckets += [None] * len(items)
+        self.together: Together | None = run_of_call()
         self.trace: Any = None
         self.nbytes = sum([array.nbytes for item in items for array in item.values()])
         self.state = State.WAITING

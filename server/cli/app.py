@@ -21,7 +21,7 @@ from .exits import fail as _fail
 from .exits import show as _show
 from .fit import fit
 from .inspect import check, inspect
-from .options import MODEL_PATHS, MORE_ARGUMENTS, PROGRAM_PATHS, STORE_PATHS, with_flags
+from .options import MODEL_PATHS, MORE_ARGUMENTS, PROGRAM_PATHS, STORE_PATHS, FlagCommand, with_flags
 from .store import app as store_app
 from .top import top
 
@@ -59,7 +59,7 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.command(rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
+@app.command(cls=FlagCommand, rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
 @with_flags()
 def serve(
     flags: Mapping[str, Any],
@@ -75,7 +75,7 @@ def serve(
     _guarded(lambda: _serve(settings), traceback)
 
 
-@app.command(rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
+@app.command(cls=FlagCommand, rich_help_panel="Serve", context_settings=MORE_ARGUMENTS)
 @with_flags((*MODEL_PATHS, *STORE_PATHS, *PROGRAM_PATHS))
 def warmup(
     flags: Mapping[str, Any],
@@ -142,6 +142,7 @@ def _loader(config: ServeConfig, tracing: Any, view: Any) -> Callable[..., None]
     def load(late: Any, metrics: Any) -> None:
         from ..fleet import wait_out
         from . import wiring
+        from .reload import Reloader
 
         def on_progress(model: str, step: Any) -> None:
             if not late.draining:  # what a stop signal cuts short has not failed
@@ -161,6 +162,7 @@ def _loader(config: ServeConfig, tracing: Any, view: Any) -> Callable[..., None]
                 wait_out(server)
         finally:
             view.close()
+        late.on_reload = Reloader(server, config.served, texts, metrics, padded=config.refit).ask
         _errors.print(f"ready: {', '.join(server.models)}", markup=False, highlight=False, soft_wrap=True)
 
     return load

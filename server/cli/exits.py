@@ -22,7 +22,7 @@ from ..errors import ConfigError, ServerError
 EXIT_UNEXPECTED, EXIT_USAGE, EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED = 1, 2, 3, 4, 130
 HELP = (
     "Exit codes: 0 done, 1 unexpected error, 2 wrong usage, 3 cannot be used as configured, 4 failed, "
-    "130 interrupted, 143 ended by SIGTERM (serve drains first; a second signal ends it)."
+    "130 interrupted, 143 ended by SIGTERM (serve drains first; a signal a second later ends it)."
 )
 DEBUG: ContextVar[bool] = ContextVar("servax_debug", default=False)
 

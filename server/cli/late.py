@@ -1,22 +1,29 @@
 """An engine that comes later: the socket answers probes while the real engine is still being loaded."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from ..seam import Engine, ModelHandle
 from ..text import Embedder
 
+_log = logging.getLogger("servax.reload")
+
 
 class LateEngine:
     """Implements `Engine`: first "loading", then whatever the engine given to `arrive` says.
 
     One thread calls `arrive` or `fail`, once; any thread reads. `texts` fills together with the engine.
+
+    Attributes:
+        on_reload: has the models loaded anew; None until they can be.
     """
 
     def __init__(self) -> None:
         self.texts: dict[str, Embedder] = {}
         self.failure: BaseException | None = None
+        self.on_reload: Callable[[], None] | None = None
         self._engine: Engine | None = None
         self._closing = False
 
@@ -28,6 +35,13 @@ class LateEngine:
     def fail(self, error: BaseException) -> None:
         """Tells that loading or warm-up failed; readiness stays false."""
         self.failure = error
+
+    def reload(self) -> None:
+        """Have the models loaded anew; nothing happens before they were loaded once."""
+        if self.on_reload is None or self.draining:
+            _log.warning("models are loaded anew while they are served; asked before or after: left alone")
+        else:
+            self.on_reload()
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:

@@ -1,5 +1,6 @@
 """Flags made from the schema: each option of `ServeConfig` becomes one, with its description as the help."""
 
+import copy
 import inspect
 import re
 import types
@@ -10,6 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from ..config import ModelConfig, ServeConfig
 from ..programs_config import ProgramsConfig
@@ -22,7 +24,7 @@ STORE_PATHS = ("store", "use_store", "store_max_bytes")
 MORE_ARGUMENTS = {"allow_extra_args": True}
 """Settings of a command `with_flags`, which refuses more than one model itself."""
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-_FLAGS = {"use_store": "--use-store/--no-store"}
+_OFF = {"use_store": "--no-store"}
 _REST = "Address, security and logs"
 _PANELS = {
     "Language models": ("generation",),
@@ -37,6 +39,29 @@ _PANELS = {
 }
 # In which order the help shows them; the first match above decides.
 _ORDER = ["Model", "Language models", _REST, *list(_PANELS)[3:]]
+
+
+class FlagCommand(TyperCommand):
+    """A command `with_flags`, whose help names each of them in full on a terminal of 80 columns.
+
+    The names that switch something off take a column of their own from rich, which then cuts both; the help
+    of such a flag names its opposite instead.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help, with one name a flag."""
+        whole = self.params
+        self.params = [_shown_once(one) for one in whole]
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.params = whole
+
+
+def _shown_once(parameter: Any) -> Any:
+    shown = copy.copy(parameter)
+    shown.secondary_opts = []
+    return shown
 
 
 def with_flags(paths: Iterable[str] | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -124,7 +149,8 @@ def _parameter(name: str, option: _Option) -> inspect.Parameter:
     else:
         flag = "--" + name.replace("_", "-")
         if kind is bool:
-            flag = _FLAGS.get(name, f"{flag}/--no-{name.replace('_', '-')}")
+            off = _OFF.get(name, f"--no-{flag[2:]}")
+            flag, text = f"{flag}/{off}", f"{text} Off: {off}"
         detail = typer.Option(flag, help=text, show_default=False, rich_help_panel=_panel(option.path))
     annotation = Annotated[kind | None, detail]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

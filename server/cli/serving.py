@@ -2,16 +2,15 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import FrameType
-from typing import NoReturn
 
 import uvicorn
 from fastapi import FastAPI
@@ -25,7 +24,9 @@ from ..metrics import Metrics
 from ..seam import Engine
 from ..settings import Settings
 from ..tracing import Tracing
+from . import exits
 from .late import LateEngine
+from .signals import INSISTS_AFTER_S, StopSignals, end_at_once
 
 _log = logging.getLogger("servax.serve")
 
@@ -41,16 +42,16 @@ class DrainingServer(uvicorn.Server):
     """A uvicorn server whose first stop signal drains the engine while probes are still answered.
 
     Until the drain ends, connections stay open: readiness is 503, new work gets 503 and its connection is
-    closed, admitted work is answered. Then it stops and `run` returns. A second signal ends the process.
+    closed, admitted work is answered. Then it stops and `run` returns. What more signals do, `stops` decides.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, drain_s: float, stops: StopSignals) -> None:
         super().__init__(config)
         self._engine = engine
+        self._stops = stops
         self._drain_s = drain_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain: asyncio.Task[None] | None = None
-        self._signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Remembers the loop, for signals."""
@@ -58,14 +59,23 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins the drain at the first signal, ends the process at the second."""
-        if self._signalled:
-            _end_at_once(sig)
-        self._signalled = True
+        """Begins the drain at the first signal, ends the process at one that insists."""
+        meaning = self._stops.heard(time.monotonic())
+        if meaning == "insists":
+            end_at_once(sig)
+        if meaning == "echo":
+            return
         if self._loop is None:
             self.should_exit = True
         else:
-            self._loop.call_soon_threadsafe(self.stop)
+            self._loop.call_soon_threadsafe(self._stop_and_say)
+
+    def _stop_and_say(self) -> None:
+        exits.say(
+            f"draining for at most {self._drain_s:g} s; a stop signal again after "
+            f"{INSISTS_AFTER_S:g} s ends at once"
+        )
+        self.stop()
 
     def stop(self) -> None:
         """Begins the drain; for the event loop's thread."""
@@ -79,20 +89,17 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
 
-def _end_at_once(sig: int, frame: FrameType | None = None) -> NoReturn:
-    """Ends the process with the code that shells give to a signal: what is in hand is given up, in silence.
+def _answer_signals(stops: StopSignals) -> None:
+    """After the drain: let a signal end the process; the main thread alone hears them, and may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        return
 
-    An orderly end would wait for what the operator no longer wants to wait for, and uvicorn would print a
-    traceback of its own lifespan.
-    """
-    os._exit(128 + sig)
+    def answer(sig: int, frame: FrameType | None) -> None:
+        if stops.heard(time.monotonic()) != "echo":
+            end_at_once(sig)
 
-
-def _answer_signals() -> None:
-    """Lets the next signal end the process; only the main thread may say so, and only it hears of signals."""
-    if threading.current_thread() is threading.main_thread():
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, _end_at_once)
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, answer)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -159,6 +166,8 @@ def serve(
         loop = asyncio.get_running_loop()
         loading.append(threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True))
         loading[0].start()
+        if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
+            loop.add_signal_handler(signal.SIGHUP, late.reload)
         async with _grpc(config, late, metrics, keys, tracing):
             yield
         await late.aclose(0.0)
@@ -173,11 +182,10 @@ def serve(
         lifespan=lifespan,
         tracing=tracing,
     )
-    server = DrainingServer(uvicorn_config(app, config), late, config.drain_s)
+    stops = StopSignals()
+    server = DrainingServer(uvicorn_config(app, config), late, config.drain_s, stops)
     server.run(sockets=[listener])
-    if any(thread.is_alive() for thread in loading):
-        for one in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(one, _end_at_once)
+    _answer_signals(stops)
     for thread in loading:
         # An interpreter that ends while a thread of it is in native code aborts, instead of exiting with 0.
         thread.join(_LOAD_JOIN_S)

@@ -15,7 +15,7 @@ from .exits import EXIT_FAILED, guarded
 if TYPE_CHECKING:
     from ...jit_cache.store import EntryInfo, Store
 
-_SHOWN_DIGITS = 12
+_SHOWN_DIGITS, _SHORT_DIGITS = 12, 6
 
 T = TypeVar("T")
 StoreAt = Annotated[
@@ -151,12 +151,13 @@ def to_json(entry: "EntryInfo") -> dict[str, Any]:
 def entry_table(root: str, entries: Sequence["EntryInfo"]) -> Table:
     """Stored programs as a table."""
     total = sum(one.nbytes for one in entries)
+    # Narrow enough for 80 columns; --json has the whole of it.
     table = Table(title=f"{len(entries)} programs, {total / 1e6:.1f} MB in {root}")
     for heading in ("digest", "model", "bucket", "jax", "device"):
         table.add_column(heading, no_wrap=heading == "digest")
     for heading in ("kB", "compile s"):
-        table.add_column(heading, justify="right")
-    table.add_column("status", overflow="fold")
+        table.add_column(heading, justify="right", max_width=len("compile"))
+    table.add_column("status", overflow="fold", min_width=len("unchecked"))
     for entry in entries:
         row = to_json(entry)
         bucket = "x".join(map(str, (row["bucket"] or {}).values()))
@@ -164,7 +165,7 @@ def entry_table(root: str, entries: Sequence["EntryInfo"]) -> Table:
         status = f"not storable: {row['not_storable']}" if row["not_storable"] else row["status"]
         table.add_row(
             entry.digest[:_SHOWN_DIGITS],
-            row["model"] or "",
+            (row["model"] or "")[:_SHORT_DIGITS],
             bucket,
             row["jax"] or "",
             row["device"] or "",

@@ -28,7 +28,7 @@ def render(grid: Mapping[str, Any], url: str, *, width: int = 100, by: str = "us
         error: why the numbers are old, if they are.
     """
     parts: list[RenderableType] = [_head(grid, url, error), _charts(grid.get("series", {}), width)]
-    parts += [_model(one, by) for one in grid.get("models", ())]
+    parts += [_model(one, by, width) for one in grid.get("models", ())]
     events = list(grid.get("events", ()))[-3:]
     if events:
         parts.append(Text("\n".join(map(_event, events)), style="dim", no_wrap=True, overflow="ellipsis"))
@@ -92,12 +92,12 @@ def spark(values: Series) -> str:
     return "".join(" " if value is None else _BARS[round(steps * max(0.0, value) / most)] for value in values)
 
 
-def _model(model: Mapping[str, Any], by: str) -> RenderableType:
+def _model(model: Mapping[str, Any], by: str, width: int) -> RenderableType:
     title = f"{model['name']} ({model.get('version', '')})"
     load = f"{model.get('waiting_rows', 0)} rows waiting, {model.get('running_rows', 0)} running"
     if "buckets" in model:
         return Panel(
-            Group(_heat_map(model["axes"], model["buckets"], by), *_busiest(model["buckets"])),
+            Group(*_heat_maps(model["axes"], model["buckets"], by, width - 4), *_busiest(model["buckets"])),
             title=f"{title}: {load}",
             title_align="left",
             subtitle=f"shade: {_LEGENDS[by]}",
@@ -126,21 +126,33 @@ def heat(bucket: Bucket, by: str) -> float | None:
     return float(bucket["device_s"] if by == "time" else bucket["rows"])
 
 
-def _heat_map(axes: Sequence[str], buckets: Sequence[Bucket], by: str) -> Table:
-    """Batch sizes down, the other axes across."""
+def _heat_maps(axes: Sequence[str], buckets: Sequence[Bucket], by: str, width: int) -> list[Table]:
+    """Batch sizes down, the other axes across, in as many tables as it takes to name them in full."""
     across = sorted({tuple(one["sizes"][1:]) for one in buckets})
     down = sorted({one["sizes"][0] for one in buckets})
     found = {(one["sizes"][0], tuple(one["sizes"][1:])): one for one in buckets}
     values = {key: heat(one, by) for key, one in found.items()}
     most = 1.0 if by == "waste" else max([value for value in values.values() if value], default=1.0)
-    table = Table(box=None, padding=(0, 1), title_justify="left")
-    table.add_column(f"{axes[0]} \\ {' x '.join(axes[1:])}" if axes[1:] else axes[0], style="dim")
-    for sizes in across:
-        table.add_column("x".join(map(str, sizes)) or "all", justify="center")
-    for rows in down:
-        cells = [_cell(found.get((rows, sizes)), values.get((rows, sizes)), most) for sizes in across]
-        table.add_row(str(rows), *cells)
-    return table
+    corner = f"{axes[0]} \\ {' x '.join(axes[1:])}" if axes[1:] else axes[0]
+    cell = len("failed" if any(one["state"] == "failed" for one in buckets) else "cold")
+    widest = max([cell, *(len(_named(sizes)) for sizes in across)]) + 2
+    room = max(1, (width - len(corner) - 2) // widest)
+    tables = []
+    for begin in range(0, len(across), room):
+        table = Table(box=None, padding=(0, 1))
+        table.add_column(corner, style="dim", no_wrap=True)
+        for sizes in across[begin : begin + room]:
+            table.add_column(_named(sizes), justify="center", no_wrap=True)
+        for rows in down:
+            keys = [(rows, sizes) for sizes in across[begin : begin + room]]
+            if any(key in found for key in keys):
+                table.add_row(str(rows), *[_cell(found.get(key), values.get(key), most) for key in keys])
+        tables.append(table)
+    return tables
+
+
+def _named(sizes: Sequence[int]) -> str:
+    return "x".join(map(str, sizes)) or "all"
 
 
 def _cell(bucket: Bucket | None, value: float | None, most: float) -> Text:

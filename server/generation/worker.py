@@ -195,7 +195,7 @@ def named(error: BaseException) -> str:
 
 def _unavailable(cause: BaseException) -> ServerError:
     error = Unavailable(
-        f"the generation thread ended with {type(cause).__name__}: {cause}: restart the server"
+        f"the generation thread ended with {type(cause).__name__}: {cause}: restart the server", lasting=True
     )
     error.__cause__ = cause
     return error

@@ -1,15 +1,13 @@
 """From the arguments of a Python call to rows, and from rows of outputs to what the model returns."""
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from ..errors import BadTensor, Overloaded, PayloadTooLarge, TooManyRows
+from ..errors import BadTensor
 from .door import Rows
 from .model import Model
 
@@ -78,44 +76,3 @@ def read_call(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> Ca
         raise TypeError(f"the inputs of a batch have the same number of rows; got {counts}")
     rows = [{name: array[row] for name, array in arrays.items()} for row in range(counts[first.name])]
     return Call(model, rows, False, arrays)
-
-
-def map_items(model: Model, items: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """The model's output tree for each item, in order; see `Server.map`."""
-    # Enough to fill several batches, and little enough to leave the queue to other callers.
-    step = min(model.max_request_rows, 4 * model.servable.most_items)
-    todo = deque(items[begin : begin + step] for begin in range(0, len(items), step))
-    flying: deque[Future[list[list[np.ndarray]]]] = deque()
-    answers: list[Any] = []
-    treedef = model.servable.outputs.treedef
-    try:
-        while todo or flying:
-            if not (todo and len(flying) < 2 and _send(model, todo, flying)):
-                answers += [jax.tree.unflatten(treedef, row) for row in flying.popleft().result()]
-    finally:
-        for future in flying:
-            future.cancel()
-    return answers
-
-
-def _send(
-    model: Model,
-    todo: deque[Sequence[Mapping[str, Any]]],
-    flying: "deque[Future[list[list[np.ndarray]]]]",
-) -> bool:
-    """Send the next piece; False if that has to wait for an answer to one that flies."""
-    piece = todo.popleft()
-    try:
-        flying.append(model.run_threaded(piece))
-    except (TooManyRows, PayloadTooLarge):
-        # More than the queue may hold at once.
-        if len(piece) == 1:
-            raise
-        middle = len(piece) // 2
-        todo.extendleft((piece[middle:], piece[:middle]))
-    except Overloaded:
-        if not flying:
-            raise
-        todo.appendleft(piece)
-        return False
-    return True

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ...jit_cache import InputError, ItemTooLarge, NonFinite, Servable, check_item
+from ...jit_cache import InputError, ItemTooLarge, NonFinite, Servable, WarmupReport, check_item
 from ..batching.request import DEFAULT_PRIORITY, PRIORITIES
 from ..datatypes import all_finite
-from ..errors import BadRequest, BadTensor, NonFiniteInput, TooLong, TooManyRows
+from ..errors import BadRequest, BadTensor, NonFiniteInput, NotReady, TooLong, TooManyRows
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -30,6 +30,26 @@ def check_call(rows: int, max_rows: int, priority: int) -> None:
         )
 
 
+def not_ready(name: str, report: WarmupReport, total: int, *, lost: bool) -> NotReady:
+    """What those hear who come before a model is warm.
+
+    Args:
+        name: of the model.
+        report: of its warm-up.
+        total: programs that are to be warm.
+        lost: whether it never gets ready.
+    """
+    said = f"model {name!r} answers once it is warm; {len(report.warm)} of {total} programs are"
+    if not lost:
+        return NotReady(f"{said}: retry shortly")
+    bucket, why = list(report.failed.items())[0]  # noqa: RUF015 (the warm-up may be adding to it)
+    return NotReady(
+        f"{said}, and bucket {bucket} failed, which is not tried again: mend what its error says and restart "
+        f"the server; {why}",
+        lasting=True,
+    )
+
+
 class Door:
     """Checks the rows of one servable and brings them into the declared form."""
 
@@ -45,14 +65,20 @@ class Door:
             # A fixed dim is its own name here.
             self._fixed |= {dim: dim for dim in one.dims if isinstance(dim, int)}
 
-    def check(self, rows: Rows) -> tuple[list[Mapping[str, np.ndarray]], list[tuple[int, ...]]]:
+    def check(
+        self, rows: Rows, first: int = 0
+    ) -> tuple[list[Mapping[str, np.ndarray]], list[tuple[int, ...]]]:
         """Arrays and sizes of each row.
+
+        Args:
+            rows: arrays of each by input name.
+            first: number of the first of them, for errors.
 
         Raises:
             TooLong, NonFiniteInput, BadTensor: naming the row, where there are several.
         """
         items, sizes = [], []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(rows, first):
             size = self._sizes_if_plain(row)
             item: Mapping[str, np.ndarray] = row
             if size is None:

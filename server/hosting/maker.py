@@ -23,8 +23,8 @@ class Maker:
 
     Args:
         servable: whose.
-        compile_program: makes the program of a bucket. If it has methods ``stepped``, ``timed`` and
-            ``measured`` (as `StoredPrograms` does), stepped programs and run times go through them too.
+        compile_program: makes the program of a bucket. If it has methods ``stepped``, ``timed``,
+            ``measured`` and ``infer_outputs`` (as `StoredPrograms` does), those go through them too.
 
     Attributes:
         tuner: the variants of the servable, and what is known about their speed.
@@ -45,7 +45,7 @@ class Maker:
             self._leaves = self._servable.place()
             if self._stepped is not None:
                 self._stepped = self._stepped.with_leaves(self._leaves)
-        _ = self._servable.outputs  # inferred here, where tracing is allowed
+        self._infer_outputs()
         early = self._early.pop(bucket, None)
         if early is not None and not isinstance(early, CaseProgram):
             return early.with_leaves(self._leaves)
@@ -62,7 +62,7 @@ class Maker:
         """
         if bucket in self._early:
             return self._early[bucket]
-        _ = self._servable.outputs
+        self._infer_outputs()
         program = self._make(bucket, self.tuner.variants[0], leaves)
         if keep:
             self._early[bucket] = program
@@ -92,6 +92,11 @@ class Maker:
             make = getattr(self._compile, "stepped", compile_stepped)
             self._stepped = make(self._servable, self._plan, leaves)
         return self._stepped.case(bucket)
+
+    def _infer_outputs(self) -> None:
+        """Here, where tracing is allowed; a version of the same shapes need not be traced."""
+        infer = getattr(self._compile, "infer_outputs", None)
+        _ = self._servable.outputs if infer is None else infer(self._servable)
 
     @property
     def _servable(self) -> Servable:

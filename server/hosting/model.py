@@ -23,21 +23,23 @@ from ...jit_cache.schedule import value_order
 from ...jit_cache.step_program import CaseProgram, StepStaging
 from ..batching.batcher import Batcher
 from ..batching.request import DEFAULT_PRIORITY, Request, Row
-from ..errors import Closed, NotReady
-from .door import Door, Rows, allowed_s, check_call
+from ..errors import Closed, Left
+from .door import Door, Rows, allowed_s, check_call, not_ready
 from .keeping import Keeper
 from .maker import Maker
 from .refit import Traffic
 from .shared import Shared
+from .succession import Succession
 
 
-class Model:
+class Model(Succession):
     """A servable inside a server: what the transports and the Python API talk to.
 
     Made by `Server`; shares its device thread, queue and compile thread.
     """
 
     def __init__(self, servable: Servable, shared: Shared) -> None:
+        super().__init__(shared.dispatcher)
         self._servable: Servable | None = servable
         self.name = servable.name
         self.version = servable.version
@@ -57,8 +59,7 @@ class Model:
         self._lazy = shared.programs.policy == "lazy"
         self._needs_all = shared.ready_when == "grid"
         self._ready = False
-        self._successor: Model | None = None
-        self._dispatcher, self._clock, self._sinks = shared.dispatcher, shared.clock, shared.sinks
+        self._clock, self._sinks = shared.clock, shared.sinks
         self._opened: list[Bucket] = []
         self._staging: dict[object, list[Staging | StepStaging]] = {}
         self.traffic: Traffic | None = None
@@ -76,7 +77,7 @@ class Model:
             return servable
         if self._successor is None:
             raise Closed(f"model {self.name!r} was never served: ask for the one that is")
-        return self._successor.servable
+        return self.latest.servable
 
     @property
     def inputs(self) -> tuple[Input, ...]:
@@ -114,21 +115,6 @@ class Model:
         failed = self.report.failed
         return bool(failed) if self._needs_all else self.order[0] in failed
 
-    def load(self) -> tuple[int, int]:
-        """Rows that wait and rows that run, with those of a later version."""
-        waiting, running = self.own_load()
-        later = (0, 0) if self._successor is None else self._successor.load()
-        return waiting + later[0], running + later[1]
-
-    def own_load(self) -> tuple[int, int]:
-        """Rows of this version that wait, and those that run."""
-        waiting, running = self._dispatcher.load(self.lane)
-        return waiting.rows, running
-
-    def give_way(self, successor: "Model") -> None:
-        """From now on requests to this handle are the successor's; those let in are answered here."""
-        self._successor = successor
-
     def unload(self) -> None:
         """Let programs, buffers and weights go; nothing waits, nothing runs and nothing more is let in."""
         self.batcher.planner = None
@@ -154,12 +140,9 @@ class Model:
         """
         door, later = self._door, self._successor
         if later is not None:
-            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+            return later.latest.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
         if not self.ready or door is None:
-            raise NotReady(
-                f"model {self.name!r} answers once it is warm; {len(self.report.warm)} of {len(self.order)} "
-                f"programs are: retry shortly"
-            )
+            raise not_ready(self.name, self.report, len(self.order), lost=self.lost)
         check_call(len(rows), self.max_request_rows, priority)
         items, sizes = door.check(rows)
         now_s = self._clock.now()
@@ -172,11 +155,10 @@ class Model:
             priority=priority,
             deadline_s=now_s + allowed_s(self.timeout_s, timeout_s),
         )
-        self._dispatcher.offer(self.lane, request)
-        later = self._successor
-        if later is not None and self._dispatcher.cancel(request):
-            # It gave way in this very moment, and may have left before the request came in.
-            return later.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
+        try:
+            self._dispatcher.offer(self.lane, request, self.batcher)
+        except Left:  # it gave way since it was asked above
+            return self.latest.admit(rows, priority=priority, timeout_s=timeout_s, future=future, loop=loop)
         if self.batcher.planner is None:  # lazy: the first request has the first program made
             self.keeper.wake()
         return request

@@ -5,13 +5,13 @@ answered by the old version; its programs and weights are let go once the last o
 """
 
 import threading
-from collections.abc import Callable, MutableMapping, MutableSequence
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from ...jit_cache import CompileError, Program, Servable, warm_up
+from ...jit_cache import CompileError, Input, Output, Program, Servable, warm_up
 from ..batching.device import Retire
 from ..batching.dispatcher import Dispatcher
 from ..errors import Closed, ConfigError
@@ -79,7 +79,7 @@ class Versions:
                     f"{servable.name!r}: rename it"
                 )
             new = Model(servable, self._shared)
-            self._by_lane.append(new)
+            self._by_lane[new.lane : new.lane + 1] = [new]  # in the place of one that left, or at the end
             self._refitting.hand_over(old, new)
             try:
                 self._warm(old, new)
@@ -134,16 +134,21 @@ class Versions:
                 model.report.require_complete()
             _require_alike(old, model)
         except BaseException:
+            model.leave()  # nothing was ever let in
             model.unload()
             raise
 
 
 def _require_alike(old: Model, new: Model) -> None:
     """Who holds a request of the old version may get the answer of the new one."""
-    if old.inputs != new.inputs or old.servable.outputs.treedef != new.servable.outputs.treedef:
+    mine, theirs = old.servable.outputs, new.servable.outputs
+    if old.inputs != new.inputs or (mine.treedef, mine.leaves) != (theirs.treedef, theirs.leaves):
         raise ConfigError(
             f"a new version takes and returns the same tensors; {new.name!r} {new.version!r} has the inputs "
-            f"{[one.name for one in new.inputs]} and the outputs {new.servable.outputs.treedef}, and "
-            f"{old.version!r} had {[one.name for one in old.inputs]} and {old.servable.outputs.treedef}: "
-            f"serve it under another name"
+            f"{_listed(new.inputs)} and the outputs {_listed(theirs.leaves)}, and {old.version!r} had "
+            f"{_listed(old.inputs)} and {_listed(mine.leaves)}: serve it under another name"
         )
+
+
+def _listed(tensors: Sequence[Input] | Sequence[Output]) -> str:
+    return ", ".join(f"{one.name} {one.dtype}{list(one.dims)}" for one in tensors)

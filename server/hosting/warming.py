@@ -60,6 +60,7 @@ class WarmUp:
     ) -> None:
         self._options = options if options is not None else Programs()
         self._models, self._compiler, self._dispatcher, self._clock = models, compiler, dispatcher, clock
+        self._own = list(models)  # versions that come later are warmed by who brings them
         self._seal, self._sealed = seal, False
         self._on_progress = on_progress
         self._stored = stored
@@ -155,7 +156,7 @@ class WarmUp:
             if self._options.policy == "lazy":
                 self._skip()
                 return
-            models = prepare(self._models, self._options, self._compiler)
+            models = prepare(self._own, self._options, self._compiler)
             for model in models:
                 self._warm(model, model.order[:1])
             for model in models:
@@ -163,18 +164,25 @@ class WarmUp:
                 self._tune(model)
             if self._stored is not None:
                 self._stored.save()
-            if all(model.ready for model in self._models) and not self._stop.is_set():
+            if all(model.ready for model in self._own) and not self._stop.is_set():
                 self._settle()
                 self._go_on()
         except BaseException as error:  # shown by status() and wait_ready(), never lost in the thread
             self.error = error
+            self._give_up(error)
         finally:
             self.finished = True
             self._notify()
 
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing warms those any more that are not ready."""
+        for model in self._own:
+            if not model.ready and not self._stop.is_set():
+                model.report.failed.setdefault(model.order[0], f"the warm-up ended early: {error}")
+
     def _skip(self) -> None:
         """Warm nothing: only what the models return is found out, which compiles nothing."""
-        for model in self._models:
+        for model in self._own:
             self._compiler.submit(partial(getattr, model.servable, "outputs")).result()
             model.report.enough = True
         self._settle()
@@ -186,7 +194,7 @@ class WarmUp:
 
     def _go_on(self) -> None:
         """What a budget of seconds left, while requests are served; a budget of bytes holds for good."""
-        for model in self._models:
+        for model in self._own:
             left = model.report.left(model.order)
             if left and not self._over_bytes():
                 self._warm(model, left, self._over_bytes)
@@ -244,7 +252,8 @@ class WarmUp:
     def _weigh(self, model: Model, program: Program) -> None:
         """Measure what a run takes of the host's memory, for the plans of later starts."""
         planned = self._options.memory_bytes is not None and model.servable.platform == "cpu"
-        if self._stored is None or not planned or model.maker.scratch(program) is not None:
+        kept = self._stored is not None and self._stored.store is not None
+        if not kept or not planned or model.maker.scratch(program) is not None:
             return
         took = peak_bytes(lambda: self._trial(model, program, "trial"))
         if took is not None:

@@ -12,7 +12,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ... import _version
 from ..config import HttpConfig
-from ..errors import BadRequest, MethodNotAllowed, NotReady, ServerError, UnknownModel, UnknownPath
+from ..errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotReady,
+    ServerError,
+    Unavailable,
+    UnknownModel,
+    UnknownPath,
+)
 from ..metrics import Metrics
 from ..seam import Engine, find_model, progress_text
 from ..text import Embedder
@@ -175,13 +183,14 @@ def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], con
     @app.get("/v2/health/ready", tags=["inference protocol v2"], responses={503: {}})
     async def ready() -> Response:
         """200 once every needed program is warm; 503 with the progress until then, and while draining."""
-        return _health(engine.ready and not engine.draining, _readiness(engine), config.retry_after_s)
+        body = _readiness(engine)
+        return _health(engine.ready and not engine.draining, body, _advice_s(body, config))
 
     @app.get("/v2/health/warm", tags=["inference protocol v2"], responses={503: {}})
     async def warm() -> Response:
         """200 once every program is there, also those that readiness does not wait for; 503 until then."""
         status = engine.status()
-        return _health(bool(status.get("warm")), status, config.retry_after_s)
+        return _health(bool(status.get("warm")), status, _advice_s(status, config))
 
     @app.get("/v2/models/{name}", tags=["inference protocol v2"])
     @app.get("/v2/models/{name}/versions/{version}", tags=["inference protocol v2"])
@@ -200,14 +209,19 @@ def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], con
             find_model(engine, name, version)
         except UnknownModel:
             raise
-        except ServerError:
-            return _health(False, _readiness(engine), config.retry_after_s)
+        except ServerError as error:
+            lasting = isinstance(error, Unavailable) and error.lasting
+            return _health(False, _readiness(engine), 0.0 if lasting else config.retry_after_s)
         return _health(True, {"name": name, "ready": True})
 
 
 def _readiness(engine: Engine) -> dict[str, Any]:
     status = engine.status()
     return {"ready": engine.ready and not engine.draining, "message": progress_text(engine), **status}
+
+
+def _advice_s(status: Mapping[str, Any], config: HttpConfig) -> float:
+    return 0.0 if status.get("state") == "failed" else config.retry_after_s
 
 
 def _health(good: bool, body: Mapping[str, Any], retry_after_s: float = 0.0) -> Response:

@@ -76,7 +76,10 @@ def add_debug(app: FastAPI, engine: Engine, metrics: Metrics, options: Options |
         model: str | None = Query(None, description="The model; may be left out where there is one."),
         rows: str = Query("1", description="Rows of the request."),
     ) -> Response:
-        """Which bucket a request takes that comes alone, what the others would cost; sizes by axis name."""
+        """Which bucket a request takes that comes alone, what others would cost, when batches leave.
+
+        Sizes are given by axis name.
+        """
         sizes = {
             key: _whole(key, value)
             for key, value in request.query_params.items()
@@ -84,7 +87,7 @@ def add_debug(app: FastAPI, engine: Engine, metrics: Metrics, options: Options |
         }
         found = engine.models[find_named(engine, model)]
         try:
-            return _json(explain_model(found, _whole("rows", rows), sizes))
+            return _json(explain_model(found, _whole("rows", rows), sizes, metrics.recent.buckets()))
         except BucketingError as error:
             raise BadRequest(str(error)) from None
 

@@ -13,6 +13,7 @@ from ..metrics import Metrics
 from ..seam import Engine, ModelHandle, find_model
 from ..text import Cut, Embedder, EmbedResult
 from .encode import base64_float32, dumps
+from .rows import check_texts
 from .wire import Call, Header, Reply
 
 
@@ -167,11 +168,13 @@ def as_inputs(value: str | list[Any], model: ModelHandle) -> list[str] | list[np
     """Brings the four forms of `input` to one list, of texts or of int64 id vectors.
 
     Raises:
-        BadTensor: the list mixes forms, a token list is empty, or an id does not fit 64 bits.
+        BadTensor: there is no input, a text is empty, the list mixes forms, or an id does not fit 64 bits.
         TooManyRows: more inputs than the model takes in one request.
     """
     if isinstance(value, str):
-        return [value]
+        value = [value]
+    if not value:  # zero rows, as over the other protocols, where a client's batch happens to be empty
+        return value
     kinds = set(map(type, value))
     if kinds == {int}:
         return [_ids(value, 0)]
@@ -180,7 +183,8 @@ def as_inputs(value: str | list[Any], model: ModelHandle) -> list[str] | list[np
             f"A request to {model.name!r} has at most {model.max_request_rows} inputs, got {len(value)}; "
             "send several requests."
         )
-    if kinds <= {str}:
+    if kinds == {str}:
+        check_texts(value)
         return value
     if kinds == {list}:
         return [_ids(ids, index) for index, ids in enumerate(value)]

@@ -43,6 +43,7 @@ async def rows_of(
     if isinstance(text, list) and len(tensors) == 1:
         check_text_shape(shapes[TEXT])
         check_row_count(model, len(text))
+        check_texts(text)
         prepared = await front.prepare(text, truncate=truncate, truncate_side=side)
         return [{front.input_name: ids} for ids in prepared.ids], prepared.cuts
     rows = split(model, tensors, takes_text=True)
@@ -72,6 +73,14 @@ def check_text_shape(shape: Sequence[int]) -> None:
     """Raises `BadTensor` unless texts are [n] or [n, 1]."""
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
         raise BadTensor(f"Input {TEXT!r} has shape [n] or [n, 1], got {list(shape)}; send one text a row.")
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Raises `BadTensor` if one of them is empty: a vector of special tokens alone means nothing."""
+    if "" in texts:
+        raise BadTensor(
+            f"A text has at least one character, got an empty one at index {texts.index('')}; leave it out."
+        )
 
 
 def check_row_count(model: ModelHandle, rows: int) -> None:

@@ -166,7 +166,7 @@ def error_headers(error: ServerError, retry_after_s: float) -> list[Header]:
     headers: list[Header] = []
     if isinstance(error, Overloaded):
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and not error.lasting:
         headers.append((b"retry-after", b"%d" % math.ceil(retry_after_s)))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))

@@ -2,29 +2,23 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
 
 from ..context import CALL, TRACE, CallContext, parse_traceparent
-from ..errors import Cancelled, DeadlineExceeded, NotReady, Overloaded, ServerError, Unavailable
+from ..errors import Cancelled, DeadlineExceeded, Overloaded, ServerError
 from ..http.entry import Keys
-from ..http.gate import Gate, late
 from ..metrics import Metrics
 from ..seam import Engine
+from .lag import LagGate
+from .line import Line
+from .refusing import Unread, end, refusal
 
 ROUTE = "grpc"
-DOMAIN = "servax"
-# HTTP/2 trailers of a call have 8 KiB by default, and hold the message twice: percent-encoded (up to three
-# bytes for one) and, in the details, in base64.
-_MESSAGE_BYTES = 1000
-_ID_BYTES = 256
 # What is left of a deadline when the client's own timer has fired first: its reset travels for some time,
 # and the deadline on the wire is rounded up, by about 1 % at most.
 _LATE_S, _LATE_SHARE = 0.01, 0.02
@@ -82,7 +76,6 @@ class Method:
         retry_after_s: advice that goes with UNAVAILABLE.
         metrics: counts each call once, by what the client got; None counts nothing.
         keys: who may call; None for a probe, which everybody may.
-        gate: refuses unread what the event loop cannot begin in time; None lets all in.
     """
 
     def __init__(
@@ -93,9 +86,7 @@ class Method:
         metrics: Metrics | None = None,
         *,
         keys: Keys | None = None,
-        gate: Gate | None = None,
     ) -> None:
-        self._turns = None if gate is None else Turns(gate)
         self._handler = handler
         self._engine = engine
         self._retry_after_s = retry_after_s
@@ -104,18 +95,23 @@ class Method:
 
     async def __call__(self, raw: bytes, context: Any) -> bytes:
         """Answers one call."""
+
+        async def given() -> bytes:
+            return raw
+
+        return await self._answer(GrpcCall(context, allowed_s=context.time_remaining()), given)
+
+    async def _answer(self, call: GrpcCall, read: Callable[[], Awaitable[bytes]]) -> bytes:
         start_s = time.perf_counter()
-        call = GrpcCall(context, allowed_s=context.time_remaining())
-        if self._turns is not None and not self._turns.enter():
-            await self._turns.refuse(call, self._engine)
         try:
-            self._enter(context)
+            raw = await read()
+            self._enter(call.context)
             answer = await self._handler(raw, call)
         except asyncio.CancelledError:
-            late = call.expired()
-            self._learn(call, refused=late)
-            error_type = DeadlineExceeded if late else Cancelled
-            self._count(call, "error" if late else "cancelled", error_type.reason, start_s)
+            expired = call.expired()
+            self._learn(call, refused=expired)
+            error_type = DeadlineExceeded if expired else Cancelled
+            self._count(call, "error" if expired else "cancelled", error_type.reason, start_s)
             raise
         except Exception as cause:
             error = cause if isinstance(cause, ServerError) else _log_fault()
@@ -127,12 +123,11 @@ class Method:
         self._count(call, "error", error.reason, start_s)
         if self._metrics is not None and isinstance(error, Overloaded):
             self._metrics.shed(call.model, error.cause)
-        await refuse(call, error, self._engine, self._retry_after_s)
-        raise error  # never reached: refusing ends the call
+        await end(call.context, refusal(error, self._engine, self._retry_after_s, call.request_id))
+        return b""  # its caller has left
 
     def _learn(self, call: GrpcCall, *, refused: bool = False) -> None:
-        if self._turns is not None:
-            self._turns.gate.allowed(call.allowed_s, refused=refused)
+        """What became known of a call."""
 
     def _enter(self, context: Any) -> None:
         """Check the key, and keep who calls under which ids; a call has a context of its own."""
@@ -154,92 +149,57 @@ class Method:
                 _access.info("grpc ModelInfer %s", outcome, extra=extra)
 
 
-class Turns:
-    """The gate of a transport that does not tell when it has read a request.
+class Gated(Method):
+    """Such a method behind a gate, which refuses unread what cannot begin in time.
 
-    What begins in one turn of the event loop was read before it, so the last of them waited for the others.
+    To gRPC it takes a stream of requests, else gRPC would read the only one before it calls; on the wire and
+    for clients there is no difference.
 
     Args:
         gate: decides.
+        handler, engine, retry_after_s, metrics, keys: as of `Method`.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
-        self._begun = 0
-        self._begin_s = 0.0
+    def __init__(
+        self,
+        gate: LagGate,
+        handler: Handler,
+        engine: Engine,
+        retry_after_s: float,
+        metrics: Metrics | None = None,
+        *,
+        keys: Keys | None = None,
+    ) -> None:
+        super().__init__(handler, engine, retry_after_s, metrics, keys=keys)
+        self._gate = gate
+        self._line = Line(gate)
+        self._unread = Unread(gate, engine)
 
-    def enter(self) -> bool:
-        """Whether a call may begin."""
-        now_s = time.monotonic()
-        if self.gate.enter(now_s) is None:
-            return False
-        if not self._begun:
-            self._begin_s = now_s
-            asyncio.get_running_loop().call_soon(self._end)
-        self._begun += 1
-        return True
+    async def __call__(self, requests: Any, context: Any) -> bytes:
+        """Answers one call, or refuses it."""
+        left_s = context.time_remaining()
+        if left_s == 0.0:  # it waited elsewhere until its caller left, so it needs no answer
+            self._unread.note()
+            raise asyncio.CancelledError
+        place = self._line.enter()
+        if place is None:
+            await self._unread.refuse(context)
+            return b""  # its caller has left
+        call = GrpcCall(context, allowed_s=None if left_s is None else left_s + self._gate.lag.seconds)
 
-    def _end(self) -> None:
-        count, self._begun = self._begun, 0
-        lag_s = time.monotonic() - self._begin_s
-        for _ in range(count):
-            self.gate.begun(count - 1, lag_s, lag_s * (count - 1) / count)
+        async def read() -> bytes:
+            await self._line.turn(place)
+            raw = await context.read()
+            if raw is grpc.aio.EOF:  # cancelled as it began, or refused by gRPC itself
+                raise asyncio.CancelledError
+            return bytes(raw)
 
-    async def refuse(self, call: GrpcCall, engine: Engine) -> None:
-        """Ends a call that may not begin; never returns."""
-        if self.gate.refused():
-            asyncio.get_running_loop().call_soon(self.gate.flush)
-        error = late(self.gate)
-        await refuse(call, error, engine, error.retry_after_s)
+        return await self._answer(call, read)
+
+    def _learn(self, call: GrpcCall, *, refused: bool = False) -> None:
+        self._gate.allowed(call.allowed_s, refused=refused)
 
 
 def _log_fault() -> ServerError:
     _log.exception("a gRPC request failed inside the server")
     return ServerError("The server must not fail on a request, but it did; its log has the cause; report it.")
-
-
-async def refuse(call: GrpcCall, error: ServerError, engine: Engine, retry_after_s: float) -> None:
-    """Ends a call with the error's status, its message, and its details.
-
-    The details are a `google.rpc.Status` with ErrorInfo (reason, and progress while warming up), RequestInfo
-    (the request's id) and RetryInfo; for clients without that, the trailing metadata have `servax-reason`
-    and `grpc-retry-pushback-ms`, which gRPC's own retry policy obeys.
-    """
-    code = grpc.StatusCode[error.grpc_status]
-    message = fitting(str(error))
-    trailers: list[tuple[str, str | bytes]] = [("servax-reason", error.reason)]
-    info = error_details_pb2.ErrorInfo(reason=error.reason.upper(), domain=DOMAIN)
-    if isinstance(error, NotReady):
-        status = engine.status()
-        info.metadata.update({key: str(status[key]) for key in ("state", "done", "total") if key in status})
-    details: list[Any] = [info]
-    if call.request_id and len(call.request_id.encode()) <= _ID_BYTES:
-        details.append(error_details_pb2.RequestInfo(request_id=call.request_id))
-    wait_s = _retry_s(error, retry_after_s)
-    if wait_s is not None:
-        milliseconds = math.ceil(wait_s * 1e3)
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(milliseconds)
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-        trailers.append(("grpc-retry-pushback-ms", str(milliseconds)))
-    packed = [any_pb2.Any() for _ in details]
-    for target, detail in zip(packed, details, strict=True):
-        target.Pack(detail)
-    rich = status_pb2.Status(code=code.value[0], message=message, details=packed)
-    trailers.append(("grpc-status-details-bin", rich.SerializeToString()))
-    await call.context.abort(code, message, tuple(trailers))
-
-
-def _retry_s(error: ServerError, retry_after_s: float) -> float | None:
-    if isinstance(error, Overloaded):
-        return error.retry_after_s
-    return retry_after_s if isinstance(error, Unavailable) else None
-
-
-def fitting(message: str) -> str:
-    """The message, with its middle left out where it is longer than what HTTP/2 trailers may hold."""
-    encoded = message.encode("utf-8", "replace")
-    if len(encoded) <= _MESSAGE_BYTES:
-        return encoded.decode("utf-8")
-    rule, remedy = encoded[: 3 * _MESSAGE_BYTES // 4], encoded[-_MESSAGE_BYTES // 4 :]
-    return f"{rule.decode('utf-8', 'ignore')} [...] {remedy.decode('utf-8', 'ignore')}"

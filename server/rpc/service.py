@@ -15,7 +15,6 @@ from ..config import GrpcConfig
 from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from ..http.asgi import find_listed
 from ..http.entry import Keys
-from ..http.gate import Gate
 from ..http.kserve import join, maybe_pinned, model_metadata, said_of, wanted_outputs
 from ..http.kserve_codec import whole
 from ..http.rows import rows_of
@@ -23,9 +22,10 @@ from ..metrics import Metrics
 from ..seam import Engine, find_model
 from ..text import Embedder
 from ..tracing import Tracing
-from .call import GrpcCall, Method
+from .call import Gated, GrpcCall, Method
 from .codec import decode, encode, encode_metadata, parse
 from .health import Health
+from .lag import Lag, LagGate, asking, own_door
 from .messages import MESSAGES, POOL, SERVICE
 from .traced import Traced
 
@@ -62,7 +62,11 @@ def create_grpc_server(
     ]
     interceptors = [] if tracing is None else [Traced(tracing, SERVICE)]
     server = grpc.aio.server(options=options, interceptors=interceptors)
-    server.add_generic_rpc_handlers((service.handlers(),))
+    methods = service.methods()
+    # Without registering them: each registered method would wait by itself, and so would our own calls.
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    server.add_generic_rpc_handlers((service.lag.handlers(),))
+    server.servax_lag = service.lag  # found by `listening`
     health_pb2_grpc.add_HealthServicer_to_server(Health(engine, config.health_watch_s), server)
     names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server, pool=_reflected())
@@ -125,12 +129,15 @@ async def listening(
     Raises:
         ConfigError: the address is taken or not ours.
     """
-    try:
-        opened = bind(server, host, port, tls)
-        await server.start()
-        yield opened
-    finally:
-        await server.stop(grace_s)
+    lag = getattr(server, "servax_lag", None) or Lag()
+    with own_door(server) as own:
+        try:
+            opened = bind(server, host, port, tls)
+            await server.start()
+            async with asking(lag, own):
+                yield opened
+        finally:
+            await server.stop(grace_s)
 
 
 def _reflected() -> Any:
@@ -156,13 +163,15 @@ class Service:
         self._metrics = metrics
         self._config = config
         self._keys = keys
+        self.lag = Lag()
 
-    def handlers(self) -> grpc.GenericRpcHandler:
-        """What gRPC calls, by method name."""
+    def methods(self) -> dict[str, grpc.RpcMethodHandler]:
+        """What gRPC calls, by method name. Only the inference has a gate."""
         retry_s = self._config.retry_after_s
-        gate = Gate(self._config.most_lag_s, self._metrics.unread)
-        counted = Method(self._infer, self._engine, retry_s, self._metrics, keys=self._keys, gate=gate)
-        methods: dict[str, Method] = {"ModelInfer": counted}
+        gate = LagGate(self.lag, self._config.most_lag_s, self._metrics.unread)
+        infer = Gated(gate, self._infer, self._engine, retry_s, self._metrics, keys=self._keys)
+        # Without a deserializer the handler gets bytes: so malformed ones are refused and counted by us.
+        methods = {"ModelInfer": grpc.stream_unary_rpc_method_handler(infer.__call__)}
         for name, handler in {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -171,12 +180,9 @@ class Service:
             "ModelMetadata": self._model_metadata,
         }.items():
             keys = None if name in ("ServerLive", "ServerReady") else self._keys
-            methods[name] = Method(handler, self._engine, retry_s, keys=keys)
-        # Without a deserializer the handler gets bytes: so malformed ones are refused and counted by us.
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {name: grpc.unary_unary_rpc_method_handler(method.__call__) for name, method in methods.items()},
-        )
+            method = Method(handler, self._engine, retry_s, keys=keys)
+            methods[name] = grpc.unary_unary_rpc_method_handler(method.__call__)
+        return methods
 
     async def _infer(self, raw: bytes, call: GrpcCall) -> bytes:
         if len(raw) > self._config.max_message_bytes:

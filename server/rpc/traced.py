@@ -9,7 +9,7 @@ from ..tracing import Tracing
 
 
 class Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Wraps the unary methods of the inference service; health and reflection have no spans.
+    """Wraps the methods with one answer of the inference service; health and reflection have no spans.
 
     Args:
         tracing: makes the spans.
@@ -25,11 +25,11 @@ class Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """The handler of a method, with a span around it."""
         handler = await continuation(handler_call_details)
         full = str(handler_call_details.method).lstrip("/")
-        if handler is None or handler.unary_unary is None or not full.startswith(f"{self._service}/"):
+        if handler is None or handler.response_streaming or not full.startswith(f"{self._service}/"):
             return handler
-        behaviour = handler.unary_unary
+        behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
-        async def traced(raw: bytes, context: Any) -> Any:
+        async def traced(given: Any, context: Any) -> Any:
             headers = {
                 key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)
             }
@@ -38,7 +38,7 @@ class Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             call = self._tracing.begin(full, headers, known)
             failed = "the call did not end"
             try:
-                answer = await behaviour(raw, context)
+                answer = await behaviour(given, context)
                 failed = ""
                 return answer
             finally:
@@ -47,9 +47,12 @@ class Traced(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 said = failed and (context.details() or failed)
                 call.end({"rpc.grpc.status_code": number}, str(said) if number not in _CALLERS else "")
 
-        return grpc.unary_unary_rpc_method_handler(
-            traced, handler.request_deserializer, handler.response_serializer
+        wrap = (
+            grpc.stream_unary_rpc_method_handler
+            if handler.request_streaming
+            else grpc.unary_unary_rpc_method_handler
         )
+        return wrap(traced, handler.request_deserializer, handler.response_serializer)
 
 
 # What the caller could have kept from happening is no failure of the server.

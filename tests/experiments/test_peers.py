@@ -195,6 +195,16 @@ def test_peers_are_chosen_by_name() -> None:
         chosen("train", "")
 
 
+def test_servax_with_smaller_weights_is_a_system_beside_itself() -> None:
+    ours, small = chosen("decode", OURS, "int8")
+    assert (ours.name, small.name) == ("servax", "servax int8")
+    assert small.start == (*ours.start, "--quantize", "int8")
+    assert small.shape == ours.shape
+    assert not small.environment
+    with pytest.raises(ExperimentError, match="for the workload decode; got 'int8' with embed"):
+        chosen("embed", "", "int8")
+
+
 def test_the_table_names_what_exists() -> None:
     for peer in (peer for peers in PEERS.values() for peer in peers):
         for script in (part for part in peer.start if part.startswith("{servers}/")):

@@ -1,6 +1,6 @@
 """One of two processes of `jax.distributed` with two CPU devices each: prints what it found, as JSON.
 
-python processes_probe.py NUMBER COORDINATOR_PORT LEADER_PORT FOLDER
+python processes_probe.py NUMBER FOLDER COORDINATOR_PORT LEADER_PORT
 """
 
 import json
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -19,29 +18,9 @@ from servax.jit_cache.store import Store
 from servax.server import Server
 from servax.server.batching.faults import FaultPolicy
 from servax.server.hosting.programs import Programs
+from toy_layers import SEGMENTS, WEIGHTS, items_of, packed, padded
 
-SEGMENTS = 4
-RNG = np.random.default_rng(0)
-WEIGHTS = {
-    "in": RNG.normal(size=(4, 8)).astype(np.float32),
-    "out": RNG.normal(size=(8, 4)).astype(np.float32),
-}
-ITEMS = [{"x": RNG.normal(size=(length, 4)).astype(np.float32)} for length in (1, 3, 8, 5, 2, 7, 4, 6) * 5]
-
-
-def dense(params, x):
-    return jnp.einsum("blh,ho->blo", jnp.tanh(jnp.einsum("blf,fh->blh", x, params["in"])), params["out"])
-
-
-def padded(params, *, x, mask):
-    kept = jnp.where(mask[..., None], dense(params, x), 0.0)
-    return {"sum": kept.sum(1), "each": kept}
-
-
-def packed(params, *, x, segment_ids, positions):
-    kept = jnp.where((segment_ids > 0)[..., None], dense(params, x), 0.0)
-    mine = segment_ids[:, None] == jnp.arange(1, SEGMENTS + 1, dtype=jnp.int32)[None, :, None]
-    return {"sum": jnp.where(mine[..., None], kept[:, None], 0.0).sum(2), "each": kept}
+ITEMS = items_of(*(1, 3, 8, 5, 2, 7, 4, 6) * 5)
 
 
 def servable(name, placement=None, **options):
@@ -73,8 +52,7 @@ def difference(got, wanted):
 
 
 def alone(folder):
-    """Each process serves its own devices, from a store of its own."""
-    (folder / "home").mkdir(parents=True, mode=0o700)
+    """Each process serves its own devices, from a store that they share."""
     found = {}
     for start in ("first", "again"):
         store = Store.open(folder / "store", home=folder / "home")
@@ -125,10 +103,10 @@ def lead(models, wanted):
     return found
 
 
-def main(number, coordinator, leader, folder):
+def main(number, folder, coordinator, leader):
     jax.distributed.initialize(f"127.0.0.1:{coordinator}", 2, number)
     hosts = Hosts(("127.0.0.1", leader), b"known to both of them", wait_s=60)
-    wanted, found = alone(folder / str(number))
+    wanted, found = alone(folder)
     found = {"own": found, "refused": refused(hosts)}
     models = [
         servable("padded", spread(hosts)),
@@ -146,4 +124,4 @@ def main(number, coordinator, leader, folder):
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -1,52 +1,20 @@
 """A model over the devices of two processes, and each process with its own; on CPU, collectives over TCP."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
 from multiprocessing import Pipe
-from pathlib import Path
 
 import pytest
 from servax.jit_cache import CompileError, Hosts, Servable, SignatureError, follow
 from servax.jit_cache.handshake import reach
 
 
-def free_ports(count):
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [str(one.getsockname()[1]) for one in sockets]
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(two_processes, tmp_path_factory):
     """What the leader and the one that follows it found."""
-    folder, script = tmp_path_factory.mktemp("processes"), Path(__file__).with_name("processes_probe.py")
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    ports = free_ports(2)
-    both = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(number), *ports, str(folder)],
-            env={**os.environ, **flags},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in (0, 1)
-    ]
-    try:
-        told = [one.communicate(timeout=240) for one in both]
-    finally:
-        for one in both:
-            one.kill()
-    for one, (_, errors) in zip(both, told, strict=True):
-        assert one.returncode == 0, errors[-3000:]
-    return [json.loads(out.splitlines()[-1]) for out, _ in told]
+    folder = tmp_path_factory.mktemp("processes")
+    (folder / "home").mkdir(mode=0o700)
+    return two_processes("processes_probe.py", folder)
 
 
 def test_a_model_over_two_processes_answers_as_on_one_device(found):
@@ -70,9 +38,11 @@ def test_without_the_others_the_device_counts_as_failed(found):
     assert not leader["ready"]
 
 
-def test_each_process_serves_its_own_devices_and_starts_from_its_store(found):
+def test_S4_each_process_serves_its_own_devices_and_both_start_from_one_store(found):
+    loaded, compiled = (sum(counts) for counts in zip(*(one["own"]["first"] for one in found), strict=True))
+    assert (loaded, compiled) == (3, 3)
     for one in found:
-        assert one["own"] == {"first": [0, 6], "again": [6, 0]}
+        assert one["own"]["again"] == [3, 0]
 
 
 def test_what_is_refused_across_processes(found):
@@ -106,17 +76,19 @@ def test_an_answer_that_came_too_late_is_not_taken_for_the_next_program():
             hosts.compiling("model", version, program, "bucket here"),
         ):
             pass
-        other.send_bytes(json.dumps([program, ""]).encode())
+        other.send_bytes(json.dumps([["compile", "", *program], ""]).encode())
     with (
         pytest.raises(CompileError, match="no memory"),
         hosts.compiling("model", version, ["model", "padded", "", (3,)], "bucket here"),
     ):
-        other.send_bytes(json.dumps([["model", "padded", "", [3]], "no memory"]).encode())
+        other.send_bytes(json.dumps([["compile", "", "model", "padded", "", [3]], "no memory"]).encode())
 
 
-def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be_late(monkeypatch):
+def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be_late(
+    monkeypatch, free_ports
+):
     monkeypatch.setattr("jax.process_count", lambda: 2)
-    address, version, waits = ("127.0.0.1", int(free_ports(1)[0])), object(), []
+    address, version, waits = ("127.0.0.1", free_ports(1)[0]), object(), []
     hosts = Hosts(address, b"known to both of them", wait_s=0.3)
     for size in range(3):
         begin_s = time.monotonic()
@@ -130,7 +102,7 @@ def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be
     with reach(address, hosts.secret) as late:
         hosts._joining.result(10)
         with hosts.compiling("model", version, ["model", "padded", "", (4,)], "bucket"):
-            what, *program = json.loads(late.recv_bytes())
-            assert (what, program) == ("compile", ["model", "padded", "", [4]])
-            late.send_bytes(json.dumps([program, ""]).encode())
+            asked = json.loads(late.recv_bytes())
+            assert asked == ["compile", "", "model", "padded", "", [4]]
+            late.send_bytes(json.dumps([asked, ""]).encode())
     hosts.close()

@@ -1,14 +1,16 @@
-"""Small checkpoints with random weights, and a plain NumPy BERT to compare with."""
+"""Small checkpoints with random weights, a plain NumPy BERT to compare with, and pages to decode in."""
 
+import functools
 import json
 import math
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from servax.models import load
+from servax.models import load, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -162,3 +164,61 @@ def embed_reference(raw, tensors, ids, how="mean", normalize=False, offset=0):
         "mean_sqrt_len": x.sum(0) / math.sqrt(len(ids)),
     }[how]
     return pooled / np.linalg.norm(pooled) if normalize else pooled
+
+
+@functools.cache
+def llama(**changes):
+    return tiny(**changes)
+
+
+@functools.cache
+def compiled_step(**changes):
+    return jax.jit(llama(**changes).step)
+
+
+class Pool:
+    """A pool full of NaN, and sequences that own shuffled pages of it."""
+
+    def __init__(self, changes=None, *, page_size=4, pages=40, width=8, seed=0, dtype=jnp.float32):
+        self.model, self.step = llama(**(changes or {})), compiled_step(**(changes or {}))
+        self.page_size, self.width = page_size, width
+        spec = self.model.kv_shapes(pages=pages, page_size=page_size, dtype=dtype)
+        self.kv = {name: jnp.full(part.shape, jnp.nan, part.dtype) for name, part in spec.items()}
+        self.free = list(np.random.default_rng(seed).permutation(np.arange(2, pages)))
+        self.tables, self.lengths = {}, {}
+
+    def append(self, chunks, *, rows=4, chunk=8, junk=0):
+        """Append `chunks[name]` to each named sequence in one step; logits by name."""
+        ids = np.random.default_rng(junk).integers(-5, 10_000, (rows, chunk)).astype(np.int32)
+        table = np.zeros((rows, self.width), np.int32)
+        context, lengths = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
+        for row, (name, tokens) in enumerate(chunks.items()):
+            pages = self.tables.setdefault(name, [])
+            context[row], lengths[row] = self.lengths.get(name, 0), len(tokens)
+            self.lengths[name] = int(context[row]) + len(tokens)
+            while len(pages) * self.page_size < self.lengths[name]:
+                pages.append(self.free.pop())
+            ids[row, : len(tokens)], table[row, : len(pages)] = tokens, pages
+        logits, self.kv = self.step(
+            self.model.params,
+            self.kv,
+            ids=ids,
+            page_table=table,
+            context_lengths=context,
+            chunk_lengths=lengths,
+        )
+        logits = np.asarray(logits)
+        assert np.isfinite(logits).all()
+        return dict(zip(chunks, logits, strict=False))
+
+
+@pytest.fixture(scope="session")
+def llama_of():
+    """Makes a tiny decoder of a changed configuration, the same one for the same changes."""
+    return llama
+
+
+@pytest.fixture(scope="session")
+def pool_of():
+    """Makes a pool for the decoder of a changed configuration."""
+    return Pool

@@ -56,11 +56,15 @@ def ask(told):
     return make
 
 
+def linear(bucket):
+    return 1e-4 + 1e-5 * bucket.elements
+
+
 @pytest.fixture
 def batcher_of():
-    """Makes a batcher over buckets written as "1x64,8x64" with a cost in seconds for each bucket."""
+    """Makes a batcher over buckets written as "1x64,8x64"; a run costs 100 µs and 10 µs an element."""
 
-    def make(buckets, seconds=None, axes=("batch", "length"), **policy):
+    def make(buckets, seconds=linear, axes=("batch", "length"), **policy):
         grid = Grid.parse(buckets, axes)
         cost = CostModel(seconds)
         batcher = Batcher(cost, Policy(**policy))

@@ -221,7 +221,8 @@ async function ask(event) {
     return make("tr", { class: c.chosen ? "chosen" : "" }, make("td", {}, c.bucket + (c.chosen ? " ✓" : "")), ...cells);
   });
   const table = make("table", {}, make("thead", {}, head), make("tbody", {}, ...lines));
-  find("answer").replaceChildren(make("p", {}, body.why), make("div", { class: "scroll" }, table));
+  const left = `A batch leaves ${body.leaves.rule}. So far here: ${body.leaves.why}.`;
+  find("answer").replaceChildren(make("p", {}, body.why), make("p", {}, left), make("div", { class: "scroll" }, table));
 }
 
 function setState(word, kind) {

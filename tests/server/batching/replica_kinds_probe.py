@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -23,31 +22,9 @@ from servax.server.cli.wiring import build
 from servax.server.config import ServeConfig
 from servax.server.errors import ConfigError
 from servax.server.metrics import Metrics
+from toy_layers import SEGMENTS, WEIGHTS, items_of, packed, padded
 
-SEGMENTS = 4
-RNG = np.random.default_rng(0)
-WEIGHTS = {
-    "in": RNG.normal(size=(4, 8)).astype(np.float32),
-    "out": RNG.normal(size=(8, 4)).astype(np.float32),
-}
-ITEMS = [
-    {"x": RNG.normal(size=(length, 4)).astype(np.float32)} for length in (1, 3, 8, 5, 2, 7, 4, 6, 8, 1) * 6
-]
-
-
-def dense(params, x):
-    return jnp.einsum("blh,ho->blo", jnp.tanh(jnp.einsum("blf,fh->blh", x, params["in"])), params["out"])
-
-
-def padded(params, *, x, mask):
-    kept = jnp.where(mask[..., None], dense(params, x), 0.0)
-    return {"sum": kept.sum(1), "each": kept}
-
-
-def packed(params, *, x, segment_ids, positions):
-    kept = jnp.where((segment_ids > 0)[..., None], dense(params, x), 0.0)
-    mine = segment_ids[:, None] == jnp.arange(1, SEGMENTS + 1, dtype=jnp.int32)[None, :, None]
-    return {"sum": jnp.where(mine[..., None], kept[:, None], 0.0).sum(2), "each": kept}
+ITEMS = items_of(*(1, 3, 8, 5, 2, 7, 4, 6, 8, 1) * 6)
 
 
 def spread(each):

@@ -1,60 +1,13 @@
 """The queue and the states of requests, driven by hand: no threads, no device, no sleeping."""
 
-import math
-import threading
-
 import pytest
-from servax.server.batching.admission import Load, QueueLimits
-from servax.server.batching.clock import ManualClock
-from servax.server.batching.dispatcher import Dispatcher, Work
+from servax.server.batching.admission import Load
 from servax.server.batching.request import State
 from servax.server.batching.sinks import deliver
-from servax.server.batching.turns import Turns
-from servax.server.errors import (
-    Closed,
-    DeadlineExceeded,
-    ModelError,
-    Overloaded,
-    TooManyRows,
-    Unavailable,
-)
+from servax.server.errors import DeadlineExceeded, ModelError, Overloaded, TooManyRows
 
 
-def linear(bucket):
-    return 1e-4 + 1e-5 * bucket.elements
-
-
-@pytest.fixture
-def clock():
-    return ManualClock(100.0)
-
-
-@pytest.fixture
-def desk(clock, batcher_of):
-    """Makes a dispatcher with one lane of buckets of up to 4 rows of 8."""
-
-    def make(lanes=1, buckets="1x8,2x8,4x8", stall_s=math.inf, policy=None, **limits):
-        dispatcher = Dispatcher(clock, QueueLimits(**limits), stall_s=stall_s)
-        for _ in range(lanes):
-            dispatcher.add_lane(batcher_of(buckets, linear, **(policy or {})))
-        return dispatcher
-
-    return make
-
-
-class Job:
-    def __init__(self):
-        self.error = None
-
-    def fail(self, error):
-        self.error = error
-
-
-def answer(dispatcher, work):
-    dispatcher.finish(work.launch.rows, [[f"out of {row.index}"] for row in work.launch.rows])
-
-
-def test_a_request_goes_through(desk, ask, told):
+def test_a_request_goes_through(desk, ask, told, answer):
     dispatcher = desk()
     request = ask(5, 6)
     dispatcher.offer(0, request)
@@ -70,7 +23,7 @@ def test_a_request_goes_through(desk, ask, told):
     assert dispatcher.take(block=False) is None
 
 
-def test_B8_a_split_request_is_answered_once_all_pieces_are(desk, ask, told):
+def test_B8_a_split_request_is_answered_once_all_pieces_are(desk, ask, told, answer):
     dispatcher = desk()
     request = ask(*[5] * 9)
     dispatcher.offer(0, request)
@@ -84,7 +37,7 @@ def test_B8_a_split_request_is_answered_once_all_pieces_are(desk, ask, told):
     assert told.states() == [State.DONE]
 
 
-def test_B8_a_failing_piece_drops_those_not_launched_and_nobody_else(desk, ask, told):
+def test_B8_a_failing_piece_drops_those_not_launched_and_nobody_else(desk, ask, told, answer):
     dispatcher = desk()
     request, other = ask(*[5] * 9), ask(5)
     dispatcher.offer(0, request)
@@ -132,7 +85,7 @@ def test_O2_the_ninth_request_is_refused_at_once(desk, ask, limits):
     assert dispatcher.load() == before == (Load(64, 320, 1280), 0)
 
 
-def test_O2_rows_that_were_launched_make_room(desk, ask):
+def test_O2_rows_that_were_launched_make_room(desk, ask, answer):
     dispatcher = desk(rows=4)
     dispatcher.offer(0, ask(*[5] * 4))
     work = dispatcher.take(block=False)
@@ -223,7 +176,7 @@ def test_Q3_nothing_runs_if_all_expired(desk, ask, told, clock):
     assert dispatcher.idle
 
 
-def test_a_running_request_expires_too_and_its_answer_is_dropped(desk, ask, told, clock):
+def test_a_running_request_expires_too_and_its_answer_is_dropped(desk, ask, told, clock, answer):
     dispatcher = desk()
     request, mate = ask(5, at=100.0, deadline=101.0), ask(5)
     dispatcher.offer(0, request)
@@ -250,7 +203,7 @@ def test_X1_cancelling_makes_room_at_once(desk, ask):
     assert [row.request for row in work.launch.rows] == [requests[99]]
 
 
-def test_X2_cancelling_while_it_runs_leaves_the_mates_alone(desk, ask, told):
+def test_X2_cancelling_while_it_runs_leaves_the_mates_alone(desk, ask, told, answer):
     dispatcher = desk()
     requests = [ask(5) for _ in range(3)]
     for request in requests:
@@ -262,242 +215,6 @@ def test_X2_cancelling_while_it_runs_leaves_the_mates_alone(desk, ask, told):
     assert told.requests == [requests[0], requests[2]]
     assert dispatcher.idle
     assert not dispatcher.cancel(requests[0])
-
-
-# -- jobs, drain and close -----------------------------------------------------------------------------
-
-
-def test_jobs_go_first(desk, ask):
-    dispatcher, job = desk(), Job()
-    dispatcher.offer(0, ask(5))
-    dispatcher.post(job)
-    assert dispatcher.take(block=False) is job
-    assert isinstance(dispatcher.take(block=False), Work)
-
-
-def test_draining_refuses_newcomers_and_finishes_the_rest(desk, ask, told):
-    dispatcher = desk()
-    dispatcher.offer(0, ask(5))
-    dispatcher.drain()
-    with pytest.raises(Closed, match="draining"):
-        dispatcher.offer(0, ask(5))
-    answer(dispatcher, dispatcher.take(block=False))
-    assert told.states() == [State.DONE]
-    assert dispatcher.wait_idle(0.0)
-
-
-def test_X5_close_resolves_everything_once(desk, ask, told):
-    dispatcher, job = desk(), Job()
-    requests = [ask(5, deadline=200.0) for _ in range(10)]
-    for request in requests:
-        dispatcher.offer(0, request)
-    work = dispatcher.take(block=False)
-    dispatcher.post(job)
-    dispatcher.close()
-    dispatcher.close()
-    assert set(told.requests) == set(requests)
-    assert told.states() == [State.FAILED] * 10
-    assert all(isinstance(request.error, Closed) for request in requests)
-    assert isinstance(job.error, Closed)
-    answer(dispatcher, work)
-    assert len(told.requests) == 10
-    assert dispatcher.idle
-    assert dispatcher.take(block=True) is None
-    with pytest.raises(Closed):
-        dispatcher.offer(0, ask(5))
-    with pytest.raises(Closed):
-        dispatcher.post(Job())
-
-
-def test_a_close_says_why(desk, ask, told):
-    dispatcher = desk()
-    dispatcher.offer(0, ask(5))
-    dispatcher.close(lambda: Unavailable("the device thread ended"))
-    assert str(told.requests[0].error) == "the device thread ended"
-    with pytest.raises(Unavailable, match="the device thread ended"):
-        dispatcher.offer(0, ask(5))
-
-
-def test_wait_idle_ends_with_the_last_row_the_timeout_or_the_close(desk, ask, clock):
-    dispatcher = desk()
-    assert dispatcher.wait_idle(0.0)
-    dispatcher.offer(0, ask(5))
-    assert not dispatcher.wait_idle(0.0)
-    results = []
-    waiter = threading.Thread(target=lambda: results.append(dispatcher.wait_idle(5.0)))
-    waiter.start()
-    clock.advance(5.0)
-    waiter.join(10.0)
-    while waiter.is_alive():  # it began to wait after the clock moved
-        clock.advance(5.0)
-        waiter.join(0.1)
-    waiter = threading.Thread(target=lambda: results.append(dispatcher.wait_idle(math.inf)))
-    waiter.start()
-    answer(dispatcher, dispatcher.take(block=False))
-    waiter.join(10.0)
-    assert results == [False, True]
-
-
-def test_a_blocked_device_thread_wakes_for_work_and_for_the_close(desk, ask):
-    dispatcher, taken = desk(), []
-
-    def device():
-        while (work := dispatcher.take(block=True)) is not None:
-            taken.append(len(work.launch.rows))
-            answer(dispatcher, work)
-
-    thread = threading.Thread(target=device)
-    thread.start()
-    for _ in range(3):
-        dispatcher.offer(0, ask(5))
-    assert dispatcher.wait_idle(math.inf)
-    dispatcher.close()
-    thread.join(10.0)
-    assert not thread.is_alive()
-    assert sum(taken) == 3
-
-
-def test_the_timer_thread_keeps_deadlines_and_ends_with_the_close(desk, ask, told, clock):
-    dispatcher = desk()
-    before = threading.active_count()
-    dispatcher.start()
-    for deadline in (103.0, 101.0, 102.0):
-        dispatcher.offer(0, ask(5, deadline=deadline))
-    clock.advance(5.0)
-    assert dispatcher.wait_idle(math.inf)
-    dispatcher.close()
-    for thread in threading.enumerate():
-        if thread.name == "servax-timer":
-            thread.join(10.0)
-    assert threading.active_count() == before
-    assert told.states() == [State.EXPIRED] * 3
-
-
-def test_the_timer_is_woken_only_for_an_earlier_deadline(desk, ask, clock, monkeypatch):
-    dispatcher, woken = desk(), []
-    dispatcher.start()
-    notify = dispatcher._timer.cond.notify
-    monkeypatch.setattr(dispatcher._timer.cond, "notify", lambda n=1: (woken.append(n), notify(n)))
-    for index in range(100):
-        request = ask(5, deadline=130.0 + index)
-        dispatcher.offer(0, request)
-        dispatcher.cancel(request)
-    assert len(woken) <= 1  # none if the timer thread had not slept yet
-    dispatcher.close()
-
-
-def test_a_bug_in_the_timer_is_told_to_everybody(desk, ask, told, clock, monkeypatch, caplog):
-    dispatcher = desk()
-    dispatcher.offer(0, ask(5, deadline=101.0))
-    monkeypatch.setattr(dispatcher._deadlines, "due", lambda *_: 1 / 0)
-    dispatcher.start()
-    assert not dispatcher.wait_idle(math.inf) or told.requests
-    assert "the timer thread ended" in str(told.requests[0].error)
-    with pytest.raises(Unavailable, match="timer"):
-        dispatcher.offer(0, ask(5))
-
-
-# -- a device that hangs -------------------------------------------------------------------------------
-
-
-def test_F4_a_device_that_hangs_is_found_out(desk, ask, told, clock):
-    dispatcher = desk(stall_s=10.0)
-    running = ask(5)
-    dispatcher.offer(0, running)
-    work = dispatcher.take(block=False)
-    waiting = ask(5)
-    dispatcher.offer(0, waiting)
-    clock.advance(9.0)
-    dispatcher.expire()
-    assert not dispatcher.stalled
-    clock.advance(1.0)
-    dispatcher.expire()
-    assert dispatcher.stalled
-    assert set(told.requests) == {running, waiting}
-    assert all(isinstance(request.error, Unavailable) for request in told.requests)
-    with pytest.raises(Unavailable, match="every 10 s"):
-        dispatcher.offer(0, ask(5))
-    answer(dispatcher, work)
-    assert not dispatcher.stalled
-    dispatcher.offer(0, ask(5))
-    assert isinstance(dispatcher.take(block=False), Work)
-    assert len(told.requests) == 2
-
-
-def test_F4_an_idle_device_does_not_stall(desk, ask, clock):
-    dispatcher = desk(stall_s=10.0)
-    dispatcher.offer(0, ask(5))
-    answer(dispatcher, dispatcher.take(block=False))
-    clock.advance(1000.0)
-    dispatcher.expire()
-    assert not dispatcher.stalled
-
-
-def test_F4_progress_is_no_stall(desk, ask, clock):
-    dispatcher = desk(buckets="1x8", stall_s=10.0)
-    for _ in range(5):
-        dispatcher.offer(0, ask(5))
-    flying = dispatcher.take(block=False)
-    for _ in range(4):
-        following = dispatcher.take(block=False)
-        clock.advance(8.0)
-        dispatcher.expire()
-        assert not dispatcher.stalled
-        answer(dispatcher, flying)
-        flying = following
-
-
-# -- several models ------------------------------------------------------------------------------------
-
-
-def test_two_models_share_the_device_evenly(desk, ask):
-    dispatcher = desk(lanes=2, rows=100_000)
-    for _ in range(500):
-        dispatcher.offer(0, ask(5))
-    for _ in range(100):
-        dispatcher.offer(1, ask(5))
-    lanes = []
-    for _ in range(40):
-        work = dispatcher.take(block=False)
-        lanes.append(work.lane)
-        answer(dispatcher, work)
-    assert lanes[:40].count(1) == 20
-
-
-def test_a_light_model_goes_next_and_saves_up_no_credit(desk, ask):
-    dispatcher = desk(lanes=2, rows=100_000)
-    for _ in range(500):
-        dispatcher.offer(0, ask(5))
-    for _ in range(30):
-        answer(dispatcher, dispatcher.take(block=False))
-    for _ in range(40):
-        dispatcher.offer(1, ask(5))
-    lanes = []
-    for _ in range(10):
-        work = dispatcher.take(block=False)
-        lanes.append(work.lane)
-        answer(dispatcher, work)
-    assert lanes[0] == 1
-    assert lanes.count(1) == 5
-
-
-def test_each_model_has_its_own_load(desk, ask):
-    dispatcher = desk(lanes=2)
-    dispatcher.offer(1, ask(5, 5))
-    dispatcher.offer(0, ask(5))
-    assert dispatcher.load(0) == (Load(1), 0)
-    assert dispatcher.load(1) == (Load(2), 0)
-
-
-def test_turns_are_by_device_time_and_not_by_launches():
-    turns = Turns()
-    slow, quick = turns.add(), turns.add()
-    counts = {slow: 0, quick: 0}
-    for _ in range(440):
-        lane = turns.order()[0]
-        counts[lane] += 1
-        turns.charge(lane, 0.010 if lane == slow else 0.001)
-    assert counts[quick] == pytest.approx(10 * counts[slow], rel=0.05)
 
 
 # -- sinks ---------------------------------------------------------------------------------------------

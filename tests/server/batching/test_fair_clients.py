@@ -22,10 +22,6 @@ from servax.server.settings import read_settings
 MAKERS = [HealthCheck.function_scoped_fixture]  # they hold no state that a test reads
 
 
-def linear(bucket):
-    return 1e-4 + 1e-5 * bucket.elements
-
-
 @pytest.fixture
 def of(ask):
     """Makes a request of a client."""
@@ -43,7 +39,7 @@ def fair(batcher_of):
     """Makes a batcher whose clients take turns."""
 
     def make(buckets="1x8,4x8", **policy):
-        return batcher_of(buckets, linear, fair=True, **policy)
+        return batcher_of(buckets, fair=True, **policy)
 
     return make
 
@@ -70,7 +66,7 @@ def test_a_flood_delays_another_client_by_one_batch_at_most(fair, of, buckets, r
 
 
 def test_without_turns_it_waits_for_the_whole_flood(of, batcher_of):
-    batcher = batcher_of("1x8,4x8", linear)
+    batcher = batcher_of("1x8,4x8")
     for _ in range(40):
         batcher.add(of("flood", 5))
     batcher.add(of("other", 5))
@@ -228,75 +224,6 @@ def test_two_floods_get_as_many_rows_whatever_their_requests(lengths, counts, se
             served[client] += lengths[int(client) % len(lengths)]
             waiting[int(client)] -= 1
         assert abs(served["0"] - served["1"]) <= 8 + 8
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("add"),
-            st.sampled_from("abc"),
-            st.lists(st.integers(1, 64), min_size=1, max_size=6),
-            st.sampled_from([1, 5, 5, 9]),
-            st.sampled_from([math.inf, math.inf, 0.5, 3.0]),
-        ),
-        st.tuples(st.just("next")),
-        st.tuples(st.just("wait"), st.floats(0.001, 2.0)),
-        st.tuples(st.just("cancel"), st.integers(0, 1000)),
-    ),
-    max_size=60,
-)
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=MAKERS)
-@given(
-    steps=steps,
-    policy=st.sampled_from(
-        [{}, {"max_wait_s": 0.3}, {"weights": {1: 4}}, {"max_wait_s": 0.3, "wait": "adaptive"}]
-    ),
-    window=st.sampled_from([1, 4, 16]),
-)
-def test_every_live_row_of_every_client_runs_once(steps, policy, window, of):
-    cost = CostModel(linear)
-    batcher = Batcher(cost, Policy(window=window, fair=True, **policy))
-    batcher.planner = Planner(Grid.parse("1x8,4x8,6x16,1x64,3x64", ("batch", "length")), cost, window=window)
-    now_s, requests, taken = 0.0, [], []
-
-    def take(launch):
-        for row in launch.rows:
-            assert not row.request.over
-            assert row.request.deadline_s > now_s
-            if row.request.state is State.WAITING:
-                row.request.move(State.RUNNING)
-            taken.append((row.request, row.index))
-
-    for step in steps:
-        if step[0] == "add":
-            requests.append(of(step[1], *step[2], at=now_s, priority=step[3], deadline=now_s + step[4]))
-            batcher.add(requests[-1])
-        elif step[0] == "wait":
-            now_s += step[1]
-        elif step[0] == "cancel" and requests:
-            request = requests[step[1] % len(requests)]
-            if not request.over:
-                request.move(State.CANCELLED)
-                batcher.forget(len(request.items))
-        elif step[0] == "next" and isinstance(answer := batcher.next(now_s), Launch):
-            take(answer)
-    for _ in range(1000):
-        answer = batcher.next(now_s)
-        if isinstance(answer, Launch):
-            take(answer)
-        elif answer == math.inf:
-            break
-        else:
-            assert answer > now_s
-            now_s = answer
-    assert len(taken) == len(set(taken))
-    for request in requests:
-        if not request.over and request.deadline_s == math.inf:
-            mine = sorted(index for one, index in taken if one is request)
-            assert mine == list(range(len(request.items)))
-    assert len(batcher._line) == 0
 
 
 # -- in the server -------------------------------------------------------------------------------------

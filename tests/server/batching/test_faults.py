@@ -13,6 +13,7 @@ from servax.bucketing import Bucket
 from servax.server import DeadlineExceeded, ModelError, Unavailable
 from servax.server.batching.breaker import Breaker, Circuit
 from servax.server.batching.clock import ManualClock
+from servax.server.batching.devices import Devices
 from servax.server.batching.faults import Fault, FaultPolicy, fault_of
 from servax.server.errors import ConfigError, DeviceFailed
 from servax.server.metrics import Metrics
@@ -73,8 +74,20 @@ def test_the_breaker_opens_after_failures_in_a_row_and_tries_with_longer_pauses(
             assert not breaker.try_now(now_s), "one trial at a time"
         assert breaker.shut_out == (row >= policy.open_after)
         assert breaker.spotless == (row == 0)
-        assert breaker.gone == (trials >= policy.gone_after)
+        assert breaker.gone == breaker.error().lasting == (trials >= policy.gone_after)
         assert (breaker.circuit is Circuit.HALF_OPEN) <= (breaker.next_s() == math.inf)
+
+
+def test_of_several_broken_devices_callers_hear_of_the_one_that_may_recover():
+    devices = Devices(2, 1.0, FaultPolicy(open_after=1, gone_after=1), threading.Lock())
+    for one in devices.each:
+        one.breaker.failed(0.0, "broken")
+    assert "retry once it recovers" in str(devices.error())
+    for one in devices.each:
+        assert one.breaker.try_now(100.0)
+        one.breaker.failed(100.0, "broken")
+        hope = one is devices.each[0]
+        assert (devices.error().lasting, "restart it" in str(devices.error())) == (not hope, not hope)
 
 
 # -- in a server ---------------------------------------------------------------------------------------

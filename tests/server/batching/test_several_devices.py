@@ -148,6 +148,7 @@ def test_F4_of_several_devices_one_that_hangs_fails_its_own_rows_only(desk, ask,
 def probe(*what, script="replica_probe.py"):
     script = Path(__file__).with_name(script)
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags["PYTHONPATH"] = str(script.parents[2])  # of toy_layers
     done = subprocess.run(
         [sys.executable, str(script), *what],
         env={**os.environ, **flags},

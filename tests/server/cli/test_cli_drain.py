@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from servax.server.cli.signals import StopSignals
 
 SLOW = """
 import time
@@ -55,10 +56,12 @@ def process(tmp_path: Path) -> Iterator[Any]:
         reader = threading.Thread(target=lambda: said.extend(running.stderr or ()))
         reader.start()
         yield running, url
-        if running.poll() is None:
+        killed = running.poll() is None
+        if killed:
             running.kill()
         reader.join(10)
         assert "Traceback" not in "".join(said)
+        assert killed or "draining for at most 30 s; a stop signal again after 1 s ends at once\n" in said
 
 
 def test_X4_what_was_admitted_is_answered_and_newcomers_are_sent_away(process: Any) -> None:
@@ -91,8 +94,16 @@ def test_X4_an_idle_server_ends_at_once(process: Any) -> None:
     assert time.monotonic() - begin_s < 3.0
 
 
+def test_only_a_signal_that_comes_clearly_later_insists() -> None:
+    stops = StopSignals()
+    assert [stops.heard(now_s) for now_s in (5.0, 5.0, 5.4, 5.99)] == ["first", "echo", "echo", "echo"]
+    assert [stops.heard(now_s) for now_s in (6.0, 60.0)] == ["insists", "insists"]
+
+
 @pytest.mark.parametrize(("second", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_it_in_silence(process: Any, second: signal.Signals, code: int) -> None:
+def test_a_later_signal_ends_it_in_silence_and_one_at_once_does_not(
+    process: Any, second: signal.Signals, code: int
+) -> None:
     running, url = process
     many = re.compile(r'servax_rows{model="slow",state="waiting"} [2-9]\d')  # five seconds of work or more
     with httpx.Client(base_url=url, timeout=60) as client, ThreadPoolExecutor(60) as pool:
@@ -100,9 +111,16 @@ def test_a_second_signal_ends_it_in_silence(process: Any, second: signal.Signals
         until_s = time.monotonic() + 60
         while not many.search(client.get("/metrics").text):
             assert time.monotonic() < until_s
+        begin_s = time.monotonic()
         running.send_signal(signal.SIGTERM)
+        running.send_signal(second)
         while client.get("/v2/health/ready").status_code != 503:
             assert time.monotonic() < until_s
+        running.send_signal(second)
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(begin_s + 0.9 - time.monotonic())
+        with pytest.raises(subprocess.TimeoutExpired):
+            running.wait(0.3)
         running.send_signal(second)
         assert running.wait(30) == code
         assert any(isinstance(answer.exception(), httpx.TransportError) for answer in answers)

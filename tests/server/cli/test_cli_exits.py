@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from servax.jit_cache import CompileError, StoreError
 from servax.server.cli import app, exits, main
 from servax.server.cli.exits import (
@@ -71,6 +73,32 @@ def test_help_lists_options_under_headings() -> None:
     ]
     places = [text.index(f"─ {one} ─") for one in headings]
     assert places == sorted(places)
+
+
+def every_command() -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for words in found:
+        command: Any = typer.main.get_command(app)
+        for word in words:
+            command = command.commands[word]
+        found += [[*words, word] for word in getattr(command, "commands", ())]
+    return found
+
+
+def test_help_names_everything_in_full_on_80_columns() -> None:
+    commands = every_command()
+    assert ["store", "gc"] in commands
+    for words in commands:
+        command: Any = typer.main.get_command(app)
+        for word in words:
+            command = command.commands[word]
+        text = run.invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
+        assert max(map(len, text.splitlines())) <= 80
+        shown = [one for one in command.params if not getattr(one, "hidden", False)]
+        names = [name for one in shown for name in (*one.opts, *one.secondary_opts)]
+        cut = [name for name in names if name.startswith("--") and f"{name} " not in text]
+        assert not cut, words
+        assert "…" not in text, words
 
 
 def test_an_unexpected_error_is_one_line_and_where_only_for_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ def test_S5_ls_lists_every_stored_program(run: Any, filled: Store) -> None:
     assert sorted(one["bucket"]["length"] for one in listed) == [8, 16]
     assert all(one["bytes"] > 1000 and one["compile_s"] > 0 and one["jax"] for one in listed)
     text = run("ls").output
+    assert max(map(len, text.splitlines())) <= 80
     assert all(one["digest"][:12] in text for one in listed)
 
 

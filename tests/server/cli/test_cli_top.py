@@ -74,10 +74,10 @@ def snapshot(**more: Any) -> dict[str, Any]:
     }
 
 
-def drawn(grid: dict[str, Any], **options: Any) -> str:
-    console = Console(width=110, file=io.StringIO())
+def drawn(grid: dict[str, Any], width: int = 110, **options: Any) -> str:
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
-        console.print(render(grid, "http://here", width=110, **options))
+        console.print(render(grid, "http://here", width=width, **options))
     return captured.get()
 
 
@@ -110,6 +110,19 @@ def test_a_server_that_is_not_ready_says_how_far_it_is_and_one_that_is_lost_why(
     assert "warming" in text
     assert "1 of 4" in text
     assert "nobody answers" in text
+
+
+@pytest.mark.parametrize("state", ["warm", "cold", "failed"])
+def test_many_sizes_are_named_in_full_on_80_columns(state: str) -> None:
+    lengths = [16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 65_536]
+    buckets = [bucket(rows, length, state=state) for rows in (1, 2) for length in lengths]
+    model = {"name": "tiny", "axes": ["batch", "length"], "buckets": buckets}
+    text = drawn(snapshot(models=[model], events=[]), width=80)
+    words = text.split()
+    assert "…" not in text
+    assert [word for word in words if word.isdigit() and int(word) in lengths] == list(map(str, lengths))
+    assert words.count("batch") >= 2
+    assert words.count(state) == (0 if state == "warm" else len(buckets))
 
 
 def test_a_snapshot_without_anything_is_drawn_too() -> None:

@@ -153,6 +153,14 @@ def test_overload_says_when_to_retry(site: Any) -> None:
     assert (refusal.code, refusal.retry_s, refusal.pushback_ms) == ("RESOURCE_EXHAUSTED", 0.25, "250")
 
 
+def test_what_does_not_pass_by_itself_advises_no_retry(site: Any) -> None:
+    site.double.error = errors.DeviceFailed("A device works, this one failed; restart it.", lasting=True)
+    with pytest.raises(grpc.RpcError) as caught:
+        site.send(REQUEST)
+    refusal = Refusal(caught.value)
+    assert (refusal.code, refusal.retry_s, refusal.pushback_ms) == ("UNAVAILABLE", 0.0, None)
+
+
 def test_a_fault_of_ours_is_internal_and_tells_nothing(site: Any, caplog: pytest.LogCaptureFixture) -> None:
     site.double.error = RuntimeError("secret")
     with pytest.raises(grpc.RpcError) as caught:

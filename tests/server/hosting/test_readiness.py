@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from servax.jit_cache import CompileError, Servable, WarmupError
 from servax.jit_cache.store import Store
-from servax.server import Server
+from servax.server import NotReady, Server
 from servax.server.batching.clock import ManualClock
 from servax.server.batching.fake_device import FakeDevice
 from servax.server.fleet import wait_out
@@ -60,8 +60,30 @@ def test_W2_a_server_is_lost_once_no_model_can_get_ready(doubling):
             assert server.wait_over(0.0)
             assert server.lost == lost
             assert server.status()["state"] == "failed"
+            check_nobody_is_told_to_come_again(server)
         finally:
             server.close()
+
+
+def check_nobody_is_told_to_come_again(server):
+    with pytest.raises(NotReady, match=r"failed, which is not tried again: mend .* has no kernel") as caught:
+        server.model().run_threaded([{"x": np.ones(3, np.float32)}])
+    assert caught.value.lasting
+    body = {"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}]}
+
+    async def answers():
+        transport = httpx.ASGITransport(app=create_app(server, texts={}, metrics=Metrics()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://servax") as client:
+            infer = f"/v2/models/{server.model().name}/infer"
+            gets = ("/v2/health/ready", "/v2/health/warm", f"/v2/models/{server.model().name}/ready")
+            return [await client.post(infer, json=body), *[await client.get(one) for one in gets]]
+
+    infer, *probes = asyncio.run(answers())
+    assert infer.json()["reason"] == "not_ready"
+    assert "mend the model and restart the server" in infer.json()["error"]
+    for answer in (infer, *probes):
+        assert answer.status_code == 503
+        assert "retry-after" not in answer.headers
 
 
 def test_a_model_of_which_padding_is_refused_is_lost():

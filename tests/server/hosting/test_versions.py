@@ -46,7 +46,8 @@ def test_W7_a_swap_under_load_gives_no_error_and_no_batch_mixes_versions():
         weights = weakref.ref(old.servable.leaves[0])
         while not all(seen):
             server(np.zeros(3, np.float32))
-        new = server.replace(version(2))
+        # Other code: a version of the same would go on with the programs that there are.
+        new = server.replace(version(2, apply=lambda w, *, x: w + x * 0))
         assert server.model() is new
         assert new.version == "2"
         done = [len(answers) for answers in seen]
@@ -70,6 +71,33 @@ def test_W7_a_swap_under_load_gives_no_error_and_no_batch_mixes_versions():
         gc.collect()
         assert all(one() is None for one in programs)
         assert weights() is None
+
+
+def test_W7_a_version_of_the_same_shapes_takes_the_programs_over(compiles):
+    batches = []
+    with Server(version(1), on_batch=batches.append) as server:
+        old = server.model()
+        programs = {bucket: old.cache.get(bucket).executable for bucket in old.cache.ready()}
+        seconds = {bucket: old.cost.seconds(bucket) for bucket in programs}
+        del batches[:]
+        later = version(2)
+        with compiles.none():
+            new = server.replace(later)
+        assert batches == []
+        assert {bucket: new.cache.get(bucket).executable for bucket in new.cache.ready()} == programs
+        assert {warm.facts.source for warm in new.report.warm} == {"shared"}
+        assert new.cost.seconds(old.order[0]) == pytest.approx(seconds[old.order[0]])
+        assert server(np.zeros((2, 3), np.float32)).ravel().tolist() == [2.0] * 6
+
+
+def test_models_of_one_network_share_their_programs(compiles):
+    with Server(version(1, "a"), version(2, "b"), version(3, "c")) as server:
+        assert compiles.count == 2  # one a bucket
+        assert {server.model(name).report.warm[0].facts.source for name in "bc"} == {"shared"}
+        for name, value in (("a", 1), ("b", 2), ("c", 3)):
+            assert server(np.zeros(2, np.float32), model=name).tolist() == [value] * 2
+    with Server(version(4, "d")) as server:
+        assert server.model("d").report.warm[0].facts.source == "compiled"
 
 
 def test_W7_requests_that_wait_are_answered_by_the_version_they_came_to(serve, doubling):
@@ -142,3 +170,37 @@ def test_W7_a_swap_whose_old_version_waits_ends_with_the_server(serve, doubling)
     assert len(told) == 1
     with pytest.raises(Closed):
         waiting.result(30.0)
+
+
+def test_W7_a_server_that_was_given_many_versions_is_as_one_that_was_given_one():
+    with Server(version(0)) as server:
+        first = server.model()
+        servables = [version(number) for number in range(1, 31)]
+        models = [weakref.ref(server.replace(servable)) for servable in servables]
+        assert first.latest is server.model()
+        assert first.load() == (0, 0)
+        assert np.array_equal(
+            first.run_threaded([{"x": np.zeros(3, np.float32)}]).result(30.0)[0][0], [30] * 3
+        )
+        lanes = {server.model().lane, first.lane}
+        assert len(lanes) <= 2
+        del servables
+        gc.collect()
+        assert sum(one() is not None for one in models) <= 2
+
+
+def test_W7_who_comes_while_the_old_version_leaves_is_answered_by_the_new_one(serve, doubling):
+    server, _ = serve(doubling(batch=1, length=8))
+    old = server.model()
+    latest = server.replace(doubling(batch=1, length=8))
+    old._successor = None  # as a caller saw it that asked just before
+    old._door = latest._door
+    offer = old._dispatcher.offer
+
+    def late(*args):
+        old._successor = latest
+        return offer(*args)
+
+    old._dispatcher.offer = late
+    answer = old.run_threaded([{"x": np.full(3, 4, np.float32)}]).result(30.0)
+    assert float(answer[0][0][0]) == 8.0

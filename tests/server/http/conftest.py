@@ -1,6 +1,7 @@
 """A site of fake models, reached in process or over a real socket."""
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,14 @@ class Site:
 
     def infer(self, model: str, *inputs: dict[str, Any], **body: Any) -> httpx.Response:
         return self.call("POST", f"/v2/models/{model}/infer", json={"inputs": list(inputs), **body})
+
+    def binary(self, model: str, head: dict[str, Any], *blobs: bytes) -> httpx.Response:
+        """An inference request whose tensors follow the JSON as bytes."""
+        text = json.dumps(head).encode()
+        headers = {"inference-header-content-length": str(len(text))}
+        return self.call(
+            "POST", f"/v2/models/{model}/infer", content=b"".join([text, *blobs]), headers=headers
+        )
 
     def check_healthy(self) -> None:
         """Normal requests still work."""

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import servax
-from servax.bucketing import Bucket, Grid
+from servax.bucketing import Bucket, CostModel, Grid, PackedPlanner
+from servax.server.batching.batcher import Policy
 from servax.server.cli.counting import load_counter
 from servax.server.errors import BadRequest
-from servax.server.explain import explain
+from servax.server.explain import explain, leaves
 from servax.server.http.asgi import create_app
 from servax.server.metrics import Metrics
 from servax.server.recent import Recent
@@ -62,12 +63,46 @@ def test_B4_the_cheapest_bucket_is_named_and_what_the_others_cost() -> None:
         explain(grid, measured, 0, (200,))
 
 
+def test_a_plan_that_is_not_the_cheapest_does_not_say_so() -> None:
+    grid = Grid.explicit(("batch", "length"), [(1, 40), (1, 80), (1, 256)])
+    measured = {Bucket(grid.axes, (1, size)): cost for size, cost in ((40, 0.05), (80, 0.12), (256, 0.14))}
+    planner = PackedPlanner(grid, CostModel(), max_segments=8)
+    told = explain(grid, measured, 3, (37,), planner)
+    assert told["seconds"] == pytest.approx(0.17)
+    assert "costs least" not in told["why"]
+    assert "1x80 + 1x40 is planned, each bucket by what a real element costs" in told["why"]
+    assert "or else 1x256, 140 ms" in told["why"]
+
+
 def test_a_shape_is_explained(real: Any) -> None:
     _, _, app = real
     told = get(app, "/debug/explain?rows=1&length=9").json()
     assert (told["model"], told["sizes"]) == ("tiny", {"length": 9})
     assert all(one["padding"] >= 0 for one in told["candidates"])
     assert sum(run["rows"] for run in told["runs"]) == 1
+
+
+def test_it_is_told_why_batches_left(real: Any) -> None:
+    server, _, app = real
+    query = "/debug/explain?rows=1&length=9"
+    before = get(app, query).json()["leaves"]["left"]
+    server(x=np.ones(9, np.float32))
+    told = get(app, query).json()["leaves"]
+    new = {why: count - before.get(why, 0) for why, count in told["left"].items()}
+    assert sum(new.values()) == 1
+    assert set(new) <= {"full", "idle"}
+    assert told["rule"] == "at once where a device is free; rows gather only while none is"
+    assert any(words in told["why"] for words in ("full, so that", "since the device was free"))
+
+
+def test_the_rule_by_which_batches_leave_follows_the_policy() -> None:
+    fixed = leaves(Policy(max_wait_s=0.005), {})
+    assert "when its bucket is full" in fixed["rule"]
+    assert "for at most 5 ms" in fixed["rule"]
+    assert fixed["why"] == "none left yet in these buckets"
+    told = leaves(Policy(max_wait_s=0.005, wait="adaptive"), {"window": 2, "deadline": 1})
+    assert "as long as that is predicted to pay" in told["rule"]
+    assert told["why"] == "1 when a row could wait no longer; 2 when a row had waited its time"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def client(live_site: tuple[Any, str]) -> Iterator[openai.OpenAI]:
         ([5], [[1, 5, 5, 5]], 1),
         ([[5, 6]], [[2, 11, 5, 6]], 2),
         (["a", "bb cc"], [[3, 14, 1, 2], [4, 27, 1, 2]], 7),
-        ("", [[2, 3, 1, 2]], 2),
+        (" ", [[2, 3, 1, 2]], 2),
         ("🦜 crème", [[4, 29, 1, 2]], 4),
     ],
 )
@@ -67,6 +67,13 @@ def test_V1_empty_list_is_an_empty_answer(site: Any) -> None:
     body = site.embed(input=[]).json()
     assert (body["data"], body["usage"]) == ([], {"prompt_tokens": 0, "total_tokens": 0})
     assert site.toy.calls == []
+
+
+@pytest.mark.parametrize("value", ["", [""], ["a", ""], [[]], [[5], []]])
+def test_empty_inputs_are_refused_as_openai_refuses_them(client: openai.OpenAI, value: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="at least one") as caught:
+        client.embeddings.create(model="toy", input=value)
+    assert (caught.value.type, caught.value.param) == ("invalid_request_error", "input")
 
 
 def test_V7_ragged_token_lists_keep_their_order(site: Any) -> None:
@@ -147,6 +154,8 @@ def test_a_model_that_generates_is_pointed_to_completions(site: Any, refused: Ca
         ({"input": None}, 400, "bad_request", "input", ("$.input",)),
         ({"input": ["a", 5]}, 400, "bad_tensor", "input", ("one kind", "text and token id")),
         ({"input": [[5], "a"]}, 400, "bad_tensor", "input", ("one kind",)),
+        ({"input": ""}, 400, "bad_tensor", "input", ("at least one character", "index 0", "leave it out")),
+        ({"input": ["a", ""]}, 400, "bad_tensor", "input", ("at least one character", "index 1")),
         ({"input": [[]]}, 400, "bad_tensor", "input", ("at least one id", "index 0")),
         ({"input": [[5], []]}, 400, "bad_tensor", "input", ("at least one id", "index 1")),
         ({"input": [1000]}, 400, "bad_tensor", "input", ("0 to 999", "1000")),

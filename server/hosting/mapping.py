@@ -1,0 +1,147 @@
+"""Any number of items at once: planned together while earlier ones run, and answered in their order."""
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+
+from ...bucketing import Bucket, Planner
+from ..batching.pins import pin_of_call
+from ..batching.together import as_run
+from ..errors import Overloaded, PayloadTooLarge, TooManyRows
+from .door import Door
+from .model import Model
+
+# Few at first, so that the device soon has work; with more than the last no plan gets better.
+_FIRST, _MOST = 256, 4096
+
+Item = Mapping[str, Any]
+
+
+class _Known(NamedTuple):
+    """An item that waits to be planned: its place among all, itself, and its sizes on the varying axes."""
+
+    place: int
+    item: Item
+    sizes: tuple[int, ...]
+
+
+class _Piece(NamedTuple):
+    """What is sent as one request, and the bucket that it was planned into, by the planner of that time."""
+
+    known: Sequence[_Known]
+    planned: tuple[Planner, Bucket] | None = None
+
+
+def map_items(model: Model, items: Iterable[Item]) -> list[Any]:
+    """The model's output tree for each item, in order; see `Server.map`."""
+    mapping = _Mapping(model)
+    source, window = iter(items), _FIRST
+    try:
+        while mapping.read(source, window):
+            mapping.send()
+            window = min(2 * window, _MOST)
+        mapping.send()
+        return mapping.finish()
+    finally:
+        mapping.cancel()
+
+
+class _Mapping:
+    """Items on their way: known, made into pieces, flying, answered."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._door = model, Door(model.servable)
+        self._treedef = model.servable.outputs.treedef
+        # Enough to fill several batches, and little enough to leave the queue to other callers.
+        self._step = min(model.max_request_rows, 4 * model.servable.most_items)
+        self._known: list[_Known] = []
+        self._pieces: deque[_Piece] = deque()
+        self._flying: deque[tuple[_Piece, Future[list[list[Any]]]]] = deque()
+        self._rows = 0
+        self._answers: list[Any] = []
+
+    def read(self, source: "Iterable[Item]", window: int) -> bool:
+        """Take so many more items and plan them with those that were left; False if they were the last."""
+        read, first = list(itertools.islice(source, window)), len(self._answers)
+        items, sizes = self._door.check(read, first)
+        self._known += map(_Known, itertools.count(first), items, sizes)
+        self._answers += [None] * len(read)
+        more = len(read) == window
+        self._plan(more=more)
+        return more
+
+    def _plan(self, *, more: bool) -> None:
+        known, planner = self._known, self._model.batcher.planner
+        if planner is None or pin_of_call() is not None:
+            begins = range(0, len(known), self._step)
+            self._pieces += [_Piece(known[begin : begin + self._step]) for begin in begins]
+            self._known = []
+            return
+        # The device thread's own planner follows the costs, and hopes, which would cost a whole window here.
+        cost = self._model.cost
+        runs, left = planner.with_cost(cost.seconds).whole(
+            [one.sizes for one in known],
+            more=more and len(known) < 2 * _MOST,
+            untried=[bucket for bucket in planner.grid if cost.hopes(bucket)],
+        )
+        self._pieces += [_Piece([known[row] for row in run.rows], (planner, run.bucket)) for run in runs]
+        self._known = [known[row] for row in left]
+
+    def send(self) -> None:
+        """Have all pieces fly; waits for answers where there is no room for more."""
+        while self._pieces:
+            rows = len(self._pieces[0].known)
+            if self._flying and self._rows + rows > 2 * self._step:
+                self._collect(min(self._step, self._rows // 2))
+            elif not self._sent(self._pieces.popleft()):
+                self._collect(self._rows // 2)
+
+    def _sent(self, piece: _Piece) -> bool:
+        """Send a piece; False if that has to wait for an answer to one that flies."""
+        try:
+            with nullcontext() if piece.planned is None else as_run(*piece.planned):
+                future = self._model.run_threaded([one.item for one in piece.known])
+        except (TooManyRows, PayloadTooLarge):
+            # More than the queue may hold at once.
+            if len(piece.known) == 1:
+                raise
+            middle = len(piece.known) // 2
+            self._pieces.extendleft((_Piece(piece.known[middle:]), _Piece(piece.known[:middle])))
+        except Overloaded:
+            if not self._flying:
+                raise
+            self._pieces.appendleft(piece)
+            return False
+        else:
+            self._flying.append((piece, future))
+            self._rows += len(piece.known)
+        return True
+
+    def _collect(self, most: int) -> None:
+        """Take the answers of the oldest pieces, until at most so many rows fly."""
+        done, rows = 0, self._rows
+        while rows > most:
+            rows -= len(self._flying[done][0].known)
+            done += 1
+        if done:
+            wait([self._flying[done - 1][1]])  # wakes once: they end about in this order
+        for _ in range(done):
+            piece, future = self._flying.popleft()
+            self._rows -= len(piece.known)
+            for one, row in zip(piece.known, future.result(), strict=True):
+                self._answers[one.place] = jax.tree.unflatten(self._treedef, row)
+
+    def finish(self) -> list[Any]:
+        """All answers, once they are there."""
+        self._collect(0)
+        return self._answers
+
+    def cancel(self) -> None:
+        """Nobody waits for what flies."""
+        for _, future in self._flying:
+            future.cancel()
