@@ -14,7 +14,8 @@ from typing import Any
 from .errors import ExperimentError
 from .http_load import Client
 
-STREAMS = 100  # at once on a connection
+STREAMS = 100
+"""Calls at once on a connection."""
 _SERVICE = "inference.GRPCInferenceService"
 _DATA, _HEADERS, _RST, _SETTINGS, _PING, _GOAWAY, _UPDATE = 0, 1, 3, 4, 6, 7, 8
 _END_STREAM = _ACK = 1
@@ -82,6 +83,7 @@ class GrpcCaller(Client):
     """A connection with many calls at once; each is told its status in HTTP's terms, 0 if all breaks."""
 
     ended = False
+    at_once = STREAMS
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from .errors import ExperimentError
+from .grpc_load import GrpcCaller
 from .http_load import Client
 
 MOST_CONNECTIONS = 1000
@@ -111,6 +112,7 @@ class _Caller(Client):
     """A connection that tells when it breaks."""
 
     ended = False
+    at_once = 1  # requests
 
     def connection_lost(self, exc: Exception | None) -> None:
         """What was asked last is not answered any more."""
@@ -124,19 +126,21 @@ class Sender:
     """Sends to one server, over as many connections as are needed at once.
 
     Args:
-        url: of the server, `http://host:port` or `https://host:port`.
-        most: connections at most; what is due beyond waits here, and its time counts.
+        url: of the server, `http://host:port`, `https://host:port` or `grpc://host:port`.
+        most: requests at once at most, each on a connection of its own, but for gRPC; what is due beyond
+            waits here, and its time counts.
     """
 
     def __init__(self, url: str, most: int = MOST_CONNECTIONS) -> None:
         split = urlsplit(url)
-        if split.scheme not in ("http", "https") or not split.hostname:
+        if split.scheme not in ("http", "https", "grpc") or not split.hostname:
             raise ExperimentError(f"A server is named by its URL, http://host:port; got {url!r}.")
+        self._kind: type[_Caller] | type[GrpcCaller] = GrpcCaller if split.scheme == "grpc" else _Caller
         self._host, self._port = split.hostname, split.port or (443 if split.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if split.scheme == "https" else None
-        self._most = most
-        self._free: list[_Caller] = []
-        self._all: set[_Caller] = set()
+        self._most = max(1, most // self._kind.at_once)
+        self._free: list[_Caller | GrpcCaller] = []
+        self._all: set[_Caller | GrpcCaller] = set()
         self._opening = 0
         self._due: deque[tuple[float, bytes]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,7 +152,7 @@ class Sender:
         """Send each request at its time; wait `grace_s` at most for the last answers.
 
         Args:
-            requests: whole HTTP requests; repeated where there are fewer than arrivals.
+            requests: whole ones of HTTP, or calls of gRPC; repeated where there are fewer than arrivals.
             arrivals_s: rising seconds from now.
             seconds: over which rates are told.
             grace_s: what is not answered so long after the end counts as unanswered.
@@ -189,7 +193,7 @@ class Sender:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _ask(self, caller: _Caller, due_s: float, request: bytes) -> None:
+    def _ask(self, caller: _Caller | GrpcCaller, due_s: float, request: bytes) -> None:
         outcome = self.outcome
         waited_s = time.perf_counter() - due_s
 
@@ -203,14 +207,15 @@ class Sender:
     async def _open(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            _, caller = await loop.create_connection(_Caller, self._host, self._port, ssl=self._tls)
+            caller = self._kind()
+            await loop.create_connection(lambda: caller, self._host, self._port, ssl=self._tls)
         except OSError:
             if self._due:
                 self._due.popleft()
                 self.outcome.note(0, 0.0)
         else:
             self._all.add(caller)
-            self._free.append(caller)
+            self._free.extend([caller] * caller.at_once)
         finally:
             self._opening -= 1
         self._send()

@@ -82,7 +82,8 @@ def as_held(past: Past | None, x: jax.Array) -> jax.Array:
     """
     if past is None or past.cache["v"].dtype == x.dtype:
         return x
-    kind = jnp.finfo(past.cache["v"].dtype)
+    finfo: Any = jnp.finfo  # which has no types
+    kind = finfo(past.cache["v"].dtype)
     x = jnp.clip(x, float(kind.min), float(kind.max))
     return jax.lax.reduce_precision(x, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
 

@@ -1,7 +1,9 @@
-"""Token vectors to one vector per text, by select, so padding never enters a sum or a maximum."""
+"""Token vectors to one vector per text; padding never enters a sum or a maximum."""
 
 import jax
 import jax.numpy as jnp
+
+from .apart import PRECISION
 
 # The floor torch's `normalize` uses: below it a vector is divided by the floor, so zeros stay zeros.
 _NORM_FLOOR = 1e-12
@@ -19,16 +21,12 @@ def pool(vectors: jax.Array, mask: jax.Array, how: str, *, normalize: bool) -> j
     Returns:
         float32 `(..., hidden)`; zeros where `mask` has no True.
     """
-    if how == "cls":
-        first = jnp.cumsum(mask.astype(jnp.int32), axis=-1) == 1
-        pooled = jnp.sum(jnp.where((first & mask)[..., None], vectors, 0.0), axis=-2)
-    elif how == "max":
+    if how == "max":
         highest = jnp.max(jnp.where(mask[..., None], vectors, -jnp.inf), axis=-2)
         pooled = jnp.where(jnp.any(mask, axis=-1)[..., None], highest, 0.0)
     else:
-        count = jnp.maximum(jnp.sum(mask, axis=-1, dtype=jnp.float32), 1.0)[..., None]
-        total = jnp.sum(jnp.where(mask[..., None], vectors, 0.0), axis=-2)
-        pooled = total / (count if how == "mean" else jnp.sqrt(count))
+        total = jnp.sum(jnp.where(_summed(mask, how)[..., None], vectors, 0.0), axis=-2)
+        pooled = _scaled(total, mask, how)
     return unit_norm(pooled) if normalize else pooled
 
 
@@ -38,7 +36,7 @@ def pool_segments(
     """Pool each segment of packed rows.
 
     Args:
-        vectors: float32 `(batch, length, hidden)`.
+        vectors: float32 `(batch, length, hidden)`, finite at padding too: there it is multiplied by 0.
         segment_ids: int32 `(batch, length)`, 0 on padding, else 1 to `max_segments`.
         max_segments: segments a row can hold.
         how: see `pool`.
@@ -48,7 +46,27 @@ def pool_segments(
         float32 `(batch, max_segments, hidden)`.
     """
     numbers = jnp.arange(1, max_segments + 1, dtype=jnp.int32)[None, :, None]
-    return pool(vectors[:, None], segment_ids[:, None, :] == numbers, how, normalize=normalize)
+    mask = segment_ids[:, None, :] == numbers
+    if how == "max":
+        return pool(vectors[:, None], mask, how, normalize=normalize)
+    # A product instead of a select and a sum over (batch, segments, length, hidden): 1.01x at 1x64 to 2x256,
+    # 1.015x at 8x64.
+    chosen = _summed(mask, how).astype(vectors.dtype)
+    pooled = _scaled(jnp.einsum("bsl,blh->bsh", chosen, vectors, precision=PRECISION), mask, how)
+    return unit_norm(pooled) if normalize else pooled
+
+
+def _summed(mask: jax.Array, how: str) -> jax.Array:
+    """Which tokens are added up."""
+    return mask & (jnp.cumsum(mask.astype(jnp.int32), axis=-1) == 1) if how == "cls" else mask
+
+
+def _scaled(total: jax.Array, mask: jax.Array, how: str) -> jax.Array:
+    """A sum, `(..., hidden)`, divided as the pooling says."""
+    if how == "cls":
+        return total
+    count = jnp.maximum(jnp.sum(mask, axis=-1, dtype=jnp.float32), 1.0)[..., None]
+    return total / (count if how == "mean" else jnp.sqrt(count))
 
 
 def unit_norm(vectors: jax.Array) -> jax.Array:

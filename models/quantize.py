@@ -10,7 +10,7 @@ One layer is turned and rounded at a time, and a few thousand words of a table, 
 parameters, what becomes of them, and little else.
 
 Perplexity of SmolLM2-135M, relative to float32 (2,000 tokens of Wikipedia): 1.036 without turns, 1.005 with
-them; weights alone in int8, 1.006 without and 1.002 with.
+them; weights alone in int8, 1.006 without and 1.002 with. Over a pool in float16, 1.008 (10,200 tokens).
 """
 
 import functools

@@ -139,8 +139,8 @@ class Batcher:
                 bucket, rows = pinned_rows(window, planner.grid, alone=not planner.exchanges)
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
-            if (run := run_of(window, planner)) is not None:
-                return self._taken(Launch(*run, "full"))
+            if (planned := run_of(window, planner)) is not None:
+                return self._taken(Launch(*planned, "full"))
             window = [row for row in window if row.request.pin is None and not apart(row, planner)]
         if self._wait is not None:
             self._wait.asked(now_s, len(window))

@@ -139,12 +139,10 @@ class DeviceLoop:
         more = True
         if work is None and self._in_flight < self._depth:
             work = self._next()
-        if not isinstance(work, Work):
-            self._lessons.learn()
         if isinstance(work, Work):
             self._launch(self._models[work.lane], self._joined(work))
-            self._lessons.learn()
-        elif isinstance(work, Probe):
+        self._lessons.learn()
+        if isinstance(work, Probe):
             self._probe(work)
         elif isinstance(work, Swap):
             self._swap(work)
@@ -157,9 +155,9 @@ class DeviceLoop:
             self._done()
         elif isinstance(work, Rerun):
             self.recovery.rerun(self._models[work.lane], work)
-        elif self._flying:
+        elif work is None and self._flying:
             self._finish(self._flying.popleft())
-        else:
+        elif work is None:
             more = False
         if self._crew.retiring:
             self._let_go()
@@ -170,6 +168,8 @@ class DeviceLoop:
         if self._lessons and not self._flying:
             if self._lessons.loops_wait:
                 self._dispatcher.rest(_REST_S, self._index)
+            elif not self._dispatcher.waits:
+                self._lessons.learn()
             work = self._dispatcher.take(block=False, device=self._index)
             if work is not None:
                 return work

@@ -176,6 +176,11 @@ class Dispatcher(Lanes):
                     mine.sleeps = False
             deliver(late)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a row waits for a device; a moment's look, without the lock."""
+        return self._ledger.load.rows > 0
+
     def rest(self, at_most_s: float, device: int = 0) -> None:
         """Leave the interpreter to others for so many seconds, unless there is work, or until there is."""
         mine = self._devices[device]

@@ -171,7 +171,6 @@ class Gated(Method):
         keys: Keys | None = None,
     ) -> None:
         super().__init__(handler, engine, retry_after_s, metrics, keys=keys)
-        self._gate = gate
         self._line = Line(gate)
         self._unread = Unread(gate, engine)
 
@@ -185,7 +184,7 @@ class Gated(Method):
         if place is None:
             await self._unread.refuse(context)
             return b""  # its caller has left
-        call = GrpcCall(context, allowed_s=None if left_s is None else left_s + self._gate.lag.seconds)
+        call = GrpcCall(context, allowed_s=None if left_s is None else left_s + self._line.gate.lag.seconds)
 
         async def read() -> bytes:
             await self._line.turn(place)
@@ -197,7 +196,7 @@ class Gated(Method):
         return await self._answer(call, read)
 
     def _learn(self, call: GrpcCall, *, refused: bool = False) -> None:
-        self._gate.allowed(call.allowed_s, refused=refused)
+        self._line.gate.allowed(call.allowed_s, refused=refused)
 
 
 def _log_fault() -> ServerError:

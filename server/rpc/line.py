@@ -1,24 +1,23 @@
 """In which order calls begin: all that have come are taken first, then some of them begin together.
 
-grpc.aio asks its core for the next call once the event loop has gone round about five times, and in each round
-the loop does whatever is ready. If each call began as it is taken, the next would wait for all its work; and
-calls that begin one by one go to the device one by one, and change threads as often.
+grpc.aio asks its core for the next call once the event loop has gone round about five times, and in each
+round the loop does whatever is ready. If each call began as it is taken, the next would wait for its work.
+And calls that begin one by one go to the device one by one, and change threads as often.
 """
 
 import asyncio
-import os
 from collections import deque
 from typing import Final
 
 from .lag import LagGate
 
-_TURNS: Final = int(os.environ.get("L_TURNS", "8"))
+_TURNS: Final = 8
 """Turns of the loop without a call, after which none waits in the core: while some do, one comes in five."""
 
-_TOGETHER: Final = int(os.environ.get("L_TOG", "8"))
+_TOGETHER: Final = 8
 """So many begin before the next look whether more have come."""
 
-_MOST: Final = int(os.environ.get("L_MOST", "64"))
+_MOST: Final = 16
 """So many are taken before some begin, even if more come without end."""
 
 Place = tuple[int, float, "asyncio.Future[None] | None"]

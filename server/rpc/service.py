@@ -129,12 +129,12 @@ async def listening(
     Raises:
         ConfigError: the address is taken or not ours.
     """
-    lag = getattr(server, "servax_lag", None) or Lag()
-    with own_door(server) as own:
+    lag: Lag | None = getattr(server, "servax_lag", None)  # another's server has none
+    with own_door(server) if lag else contextlib.nullcontext() as own:
         try:
             opened = bind(server, host, port, tls)
             await server.start()
-            async with asking(lag, own):
+            async with asking(lag, own) if lag else contextlib.nullcontext():
                 yield opened
         finally:
             await server.stop(grace_s)

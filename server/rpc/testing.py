@@ -19,12 +19,15 @@ _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", st
 
 
 @contextlib.contextmanager
-def running_grpc(make: Callable[[], grpc.aio.Server], grace_s: float = 5.0) -> Iterator[str]:
+def running_grpc(
+    make: Callable[[], grpc.aio.Server], grace_s: float = 5.0, run: Callable[..., object] = asyncio.run
+) -> Iterator[str]:
     """Serves on a free port of 127.0.0.1, on an event loop in a thread of its own.
 
     Args:
         make: builds the server, on that loop.
         grace_s: seconds that calls get to end.
+        run: runs a coroutine on an event loop of its own.
 
     Yields:
         The address, such as `127.0.0.1:43210`.
@@ -44,7 +47,7 @@ def running_grpc(make: Callable[[], grpc.aio.Server], grace_s: float = 5.0) -> I
             started.set()
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),), name="servax-grpc", daemon=True)
+    thread = threading.Thread(target=run, args=(main(),), name="servax-grpc", daemon=True)
     thread.start()
     if not started.wait(30.0):
         raise RuntimeError("The server must listen within 30 s, got silence; read its log.")

@@ -10,12 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from servax.experiments import load
 from servax.experiments.errors import ExperimentError
+from servax.experiments.grpc_load import infer_call
 from servax.experiments.load_figure import draw_load
 from servax.experiments.open_loop import Outcome, Sender, poisson, saturated
 from servax.experiments.traces import load_trace
+from servax.server.errors import Overloaded
 from servax.server.fake import FakeEngine, doubler
 from servax.server.http.asgi import create_app
 from servax.server.http.testing import running
+from servax.server.rpc.service import create_grpc_server
+from servax.server.rpc.testing import running_grpc
 
 TRACE = load_trace("azure_llm_2023_conv")
 MODEL = {
@@ -106,6 +110,34 @@ def test_a_sweep_over_a_server_and_its_figure(tmp_path: Path) -> None:
         assert (tmp_path / "load.png").stat().st_size > 5_000
         with pytest.raises(ExperimentError, match="--model"):
             load.described(url, "nobody")
+
+
+def test_a_sweep_over_grpc_and_what_it_refuses() -> None:
+    engine = FakeEngine(doubler("ragged", shape=("length",)))
+    model: Any = engine.models["ragged"]
+    with running(create_app(engine)) as url, running_grpc(lambda: create_grpc_server(engine)) as address:
+        port = int(address.rsplit(":", 1)[1])
+        found = load.measure(url, "ragged", TRACE, [40.0], seconds=0.5, slo_s=5.0, grpc_port=port)
+        assert found["protocol"] == "grpc"
+        assert all(row["failed"] == row["unanswered"] == 0 for row in found["rows"])
+        assert all(row["goodput_rps"] == row["answered_rps"] > 0 for row in found["rows"])
+
+        async def go() -> Outcome:
+            sender = Sender(f"grpc://{address}")
+            try:
+                requests = load.requests_of(MODEL, [64], 5.0, "grpc")
+                return await sender.run(requests, np.zeros(250), 1.0, 30.0)
+            finally:
+                await sender.close()
+
+        model.error = Overloaded("a queue holds at most 1 row; got 2: retry")
+        outcome = asyncio.run(go())
+        assert (outcome.refused, outcome.open, outcome.failed) == (250, 0, 0)
+
+
+def test_a_message_that_one_window_cannot_hold_is_no_call_of_this_client() -> None:
+    with pytest.raises(ExperimentError, match="60,000 bytes"):
+        infer_call(bytes(60_001), 1.0)
 
 
 def test_a_server_that_only_fails_has_no_capacity() -> None:

@@ -96,6 +96,27 @@ def test_buffers_hold_nothing_of_the_batch_before(programs):
     assert staging.arrays["segment_ids"].sum() == 2
 
 
+def test_an_item_alone_is_laid_out_as_among_others(programs):
+    one, _ = programs
+    (item,) = items_of([5])
+    staging = one.staging(Bucket(AXES, (2, 8)))
+    staging.fill(items_of([8, 4, 4], seed=1), [(8,), (4,), (4,)])
+    arrays = staging.fill([item], [(5,)])
+    kept = np.arange(16).reshape(2, 8) < 5
+    np.testing.assert_array_equal(arrays["segment_ids"], kept)
+    np.testing.assert_array_equal(arrays["positions"], np.where(kept, np.arange(8), 0))
+    np.testing.assert_array_equal(arrays["x"][kept], item["x"])
+    assert not arrays["x"][~kept].any()
+    assert arrays["scale"].tolist() == [[1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_outputs_are_cut_after_a_fill_alone(programs):
+    one, _ = programs
+    staging = one.staging(Bucket(AXES, (2, 8)))
+    with pytest.raises(OutputError, match="fill them first"):
+        staging.cut(one.outputs, [], [(1,), (1,)])
+
+
 def test_what_does_not_get_in_is_refused(programs):
     staging = programs[0].staging(Bucket(AXES, (1, 8)))
     items = items_of([5, 5])

@@ -101,7 +101,7 @@ def packed_row(rows, length):
     return ids, segments, positions
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "mean_sqrt_len"])
 def test_P9_packed_segments_equal_alone_and_do_not_see_each_other(small, reference, pooling):
     raw, tensors, config, params = small(pooling=pooling, normalize=True)
     packed = jax.jit(functools.partial(bert.apply_packed, config, max_segments=5))

@@ -249,15 +249,25 @@ def test_M2_outcomes_are_counted_once_and_nothing_is_left(held: Held) -> None:
         timer.join()
     codes = {kind: [code_of(call) for call in of_kind] for kind, of_kind in calls.items()}
     assert set(codes[0]) <= {"OK", "RESOURCE_EXHAUSTED"}
-    assert set(codes[1]) == {"INVALID_ARGUMENT"}
+    assert set(codes[1]) <= {
+        "INVALID_ARGUMENT",
+        "RESOURCE_EXHAUSTED",
+    }  # some hurry, so many are refused unread
     held.waits(0)
     held.until(lambda: held.server.load()["running_rows"] == 0)
-    assert held.counted("error", "non_finite_input") == len(codes[1])
+    assert held.counted("error", "non_finite_input") == codes[1].count("INVALID_ARGUMENT")
     ends = [code for of_kind in codes.values() for code in of_kind]
     # A reset may cross an answer on its way, and may overtake its own request, which then never was one.
     gone = ends.count("CANCELLED") + ends.count("DEADLINE_EXCEEDED")
     assert ends.count("OK") <= held.counted("ok") <= ends.count("OK") + gone + 1
-    assert held.counted("error", "overloaded") >= codes[0].count("RESOURCE_EXHAUSTED")
+    unread = {"model": "", "route": "unread", "outcome": "error", "reason": "overloaded"}
+    refused = [*codes[0], *codes[1]].count("RESOURCE_EXHAUSTED")
+    held.until(
+        lambda: (
+            held.counted("error", "overloaded") + held.metrics.value("servax_requests_total", **unread)
+            >= refused
+        )
+    )
     assert held.counted("cancelled", "cancelled") + held.counted("error", "deadline") <= gone
 
 
