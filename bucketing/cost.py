@@ -183,8 +183,9 @@ class CostModel:
         # Priors seldom change, measured times with every other batch of a busy server.
         found = self._bases.get(asked := tuple(buckets))
         if found is None:
-            scale = _ratio(self._roofline, self._guess(tuple(self._roofline)))
-            found = self._bases[asked] = _anchored(buckets, self._roofline, scale * self._guess(buckets))
+            roofline = dict(self._roofline)  # as above
+            scale = _ratio(roofline, self._guess(tuple(roofline)))
+            found = self._bases[asked] = _anchored(buckets, roofline, scale * self._guess(buckets))
         return found
 
     def _guess(self, buckets: Sequence[Bucket]) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ import jax
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _COMPILE = "/jax/core/compile/backend_compile_duration"
+_FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ class CompileLog:
         self.compiles: Counter[str] = Counter()
         self.compile_s: defaultdict[str, float] = defaultdict(float)
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
+        jax.monitoring.register_event_listener(self._on_hit)
+
+    def _on_hit(self, event: str, **_: str | int) -> None:
+        if event == _FROM_CACHE:
+            self._local.hit = True
 
     def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
         phase = self.phase
@@ -48,6 +54,8 @@ class CompileLog:
             with self._lock:
                 self.traces[phase] += 1
         elif event == _COMPILE:
+            # It is told after the hit, if there was one.
+            self._local.from_cache, self._local.hit = getattr(self._local, "hit", False), False
             with self._lock:
                 self.compiles[phase] += 1
                 self.compile_s[phase] += duration_secs
@@ -62,6 +70,11 @@ class CompileLog:
     def phase(self) -> str:
         """Phase of the calling thread."""
         return getattr(self._local, "phase", OTHER)
+
+    @property
+    def from_cache(self) -> bool:
+        """Whether JAX took what the calling thread compiled last from its own persistent cache."""
+        return bool(getattr(self._local, "from_cache", False))
 
     def mark_thread(self, phase: str) -> None:
         """Say what the calling thread is from now on."""

@@ -15,7 +15,7 @@ import numpy as np
 from ..bucketing import Bucket, CostModel, Grid, Packing
 from ..bucketing.packed_plan import PackedPlanner, pack_all
 from .errors import InputError, OutputError, SignatureError
-from .outputs import Output, Outputs
+from .outputs import Output, Outputs, same_structure
 from .servable import Servable
 from .signature import BATCH, Input, Signature
 from .staging import Staging
@@ -131,7 +131,7 @@ class PackedOutputs(Outputs):
 
     def check_program(self, shapes: Sequence[Any], treedef: Any, rows: int, sizes: Sequence[int]) -> None:
         """Check what one program returns, before it is ever run; raises OutputError."""
-        if treedef != self.treedef:
+        if not same_structure(treedef, self.treedef):
             raise OutputError(
                 f"a packed model returns what the padded one does; expected {self.treedef}, got {treedef}"
             )

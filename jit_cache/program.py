@@ -185,6 +185,7 @@ def compile_program(servable: Servable, bucket: Bucket, leaves: Sequence[jax.Arr
         used_leaves=built.used_leaves,
         used_inputs=built.used_inputs,
         turn=turn_of(servable.devices),
+        variant=servable.variant,
     )
 
 

@@ -12,6 +12,7 @@ from .alive import SHARED, Alive
 from .copies import Copies
 from .errors import FingerprintError
 from .kept import USED_INPUTS, USED_LEAVES, described, facts_from
+from .monitor import compile_log
 from .parts import Part, lead
 from .placement import turn_of
 from .program import Built, Program, build, compile_program
@@ -39,6 +40,7 @@ class StoredPrograms:
         self.store = store
         self._timings = Timings(None) if store is None else store.timings
         self._alive, self._compiled, self._copies = Alive(), Alive(), Copies()
+        self._log = compile_log()
         self._makers: WeakKeyDictionary[Servable, Fingerprinter | None] = WeakKeyDictionary()
         self._stepped_keys: WeakKeyDictionary[Servable, dict[StepPlan, Fingerprint | None]] = (
             WeakKeyDictionary()
@@ -88,7 +90,9 @@ class StoredPrograms:
                 servable.code,
                 params=servable.abstract_params,
                 devices=servable.devices,
-                shardings=servable.placement and (servable.shardings, dict(servable.placement.inputs)),
+                # The mesh too: of a model without parameters no sharding shows it.
+                shardings=servable.placement
+                and (servable.shardings, dict(servable.placement.inputs), servable.placement.everywhere),
             )
         except FingerprintError as error:
             level = logging.DEBUG if self.store is None else logging.WARNING
@@ -155,7 +159,7 @@ class StoredPrograms:
         loaded = self._shared(place) or self._copied(place) or self._load_or_compile(servable, key, make)
         if loaded.source != SHARED:
             self._alive.keep(place, loaded.executable, loaded.facts)
-        if loaded.source == COMPILER:
+        if loaded.source == COMPILER and not self._log.from_cache:  # what JAX loaded has no copies
             self._compiled.keep(key.digest, loaded.executable, loaded.facts)
         return loaded
 
@@ -232,10 +236,11 @@ class StoredPrograms:
                 None
                 if maker is None
                 else maker.at(
-                    Layout(servable, plan).abstract(),
+                    (layout := Layout(servable, plan)).abstract(),
                     bucket=dict(zip(covering.axes, covering.sizes, strict=True)),
                     outputs=servable.declared_outputs,
-                    variant=plan.described(),
+                    # The rows are flat: only this says what shapes they are given.
+                    variant=plan.described() | {"shapes": [layout.inputs, layout.outputs]},
                 )
             )
         return keys[plan]

@@ -262,7 +262,7 @@ def cut_dimensions(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
     """
     if dimensions is None:
         return vectors
-    kept = np.ascontiguousarray(vectors[:, :dimensions])
+    kept = np.array(vectors[:, :dimensions], order="C")  # one of its own: a row may be the model's
     norms = np.linalg.norm(kept, axis=1, keepdims=True)
     np.divide(kept, norms, out=kept, where=norms > 0)
     return kept

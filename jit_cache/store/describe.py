@@ -79,7 +79,8 @@ def _unordered(value: Any) -> Part:
 
 
 def _mapping(value: Mapping[Any, Any]) -> Part:
-    return Part(("mapping",), tuple(value.items()), ordered=False)
+    # A configuration is looked up by name; layers and stages may be called one after another.
+    return Part(("mapping",), tuple(value.items()), ordered=any(map(callable, value.values())))
 
 
 def _array(value: Any) -> Part:
@@ -89,7 +90,8 @@ def _array(value: Any) -> Part:
     if array.dtype.hasobject:
         return Part(("objects", array.shape), tuple(array.ravel().tolist()))
     content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-    return Part(("array", str(array.dtype), array.shape, content, array.nbytes))
+    weak = ("weak",) if getattr(value, "weak_type", False) else ()
+    return Part(("array", str(array.dtype), array.shape, content, array.nbytes, *weak))
 
 
 def _partial(value: "functools.partial[Any]") -> Part:

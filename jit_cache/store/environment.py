@@ -26,6 +26,7 @@ _CONFIG = (
     "jax_compiler_enable_remat_pass",
     "jax_debug_infs",
     "jax_debug_nans",
+    "jax_default_device",
     "jax_default_dtype_bits",
     "jax_default_matmul_precision",
     "jax_default_prng_impl",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ..errors import OtherDevices
+from ..monitor import compile_log
 from .fingerprint import Fingerprint
 from .report import COMPILED, LOADED
 from .serialize import Codec, Executables, first_line
@@ -136,11 +137,15 @@ class Attempt:
         begin: float,
     ) -> tuple[Loaded, bytes]:
         """Compile, and write the program down; the bytes are empty if that cannot be done."""
-        compiling = time.perf_counter()
+        compiling, log = time.perf_counter(), compile_log()
         executable = compile()
         facts: dict[str, Any] = {"compile_s": time.perf_counter() - compiling}
         payload = b""
-        if not self.marked:
+        if log.from_cache and jax.default_backend() == "cpu":
+            # See `relocate`: what was loaded has no machine code any more when it is written down.
+            self._elsewhere = "it was in JAX's own cache, from which nothing can be stored"
+            self._store.ledger.warn("cached", f"a program is not stored: {self._elsewhere}")
+        elif not self.marked:
             try:
                 payload, noted = self._codec.dump(executable, self._devices)
                 facts |= noted

@@ -115,9 +115,11 @@ def load(payload: bytes, devices: Sequence[jax.Device] | None = None) -> Any:
     bundle = pickle.loads(payload)
     ids, platform = bundle["ids"], bundle["platform"]
     if devices is None:
-        known = {device.id: device for device in jax.devices(platform)}
+        # A store may be shared with other processes: their devices cannot be used here.
+        local = jax.local_devices(backend=platform)
+        known = {device.id: device for device in local}
         mine = all(one in known for one in ids)
-        devices = [known[one] for one in ids] if mine else jax.local_devices(backend=platform)[: len(ids)]
+        devices = [known[one] for one in ids] if mine else local[: len(ids)]
     if len(devices) != len(ids) or any(one.platform != platform for one in devices):
         raise OtherDevices(
             f"a program runs on as many devices as it was compiled for, {platform} {ids}; got "

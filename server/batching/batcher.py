@@ -16,7 +16,7 @@ from .line import Line
 from .pins import pinned_rows
 from .request import Request, Row
 from .shares import check_weights
-from .together import apart, run_of
+from .together import apart, run_in
 
 # Batches planned at once where clients take turns; two cost up to 10 % of device time, four 2 %.
 _BATCHES = 4
@@ -134,14 +134,16 @@ class Batcher:
         window = self._line.front(now_s, most, min(most, _BATCHES * planner.grid.max_rows))
         if not window:
             return math.inf
+        planned: Launch | None = None
         if self._apart:
-            if window[0].request.pin is not None:
+            first = window[0]
+            if first.request.pin is not None:
                 bucket, rows = pinned_rows(window, planner.grid, alone=not planner.exchanges)
                 reason = "full" if len(rows) == bucket.rows else "idle"
                 return self._taken(Launch(bucket, tuple(rows), reason))
-            if (planned := run_of(window, planner)) is not None:
-                return self._taken(Launch(*planned, "full"))
-            window = [row for row in window if row.request.pin is None and not apart(row, planner)]
+            window, planned = self._without_runs(window, planner, now_s)
+            if planned is not None and (planned.rows[0] is first or not window):
+                return self._taken(planned)
         if self._wait is not None:
             self._wait.asked(now_s, len(window))
         soonest_s = math.inf
@@ -157,7 +159,25 @@ class Batcher:
                     launch = self._oldest_first(launch, run, window, planner, now_s)
                 return self._taken(launch)
             soonest_s = min(soonest_s, start_s)
-        return soonest_s
+        return soonest_s if planned is None else self._taken(planned)
+
+    def _without_runs(
+        self, window: list[Row], planner: Planner, now_s: float
+    ) -> tuple[list[Row], Launch | None]:
+        """The rows to be planned now, and the first run that was planned before, if all of it is there."""
+        rows = run_in(window, planner)
+        if rows and len(rows) < rows[0].request.waiting_rows and not self.policy.fair:
+            window = self._line.front(now_s, len(window) + rows[0].request.waiting_rows)
+            rows = run_in(window, planner)
+        launch = None
+        if rows and (run := rows[0].request.together) is not None:
+            if len(rows) == rows[0].request.waiting_rows:
+                launch = Launch(run.bucket, rows, "full")
+            elif rows[0] is window[0]:
+                rows[0].request.together = None
+        others = [row for row in window if row.request.pin is None and not apart(row, planner)]
+        self._apart = len(others) < len(self._line)
+        return others, launch
 
     def _plan(self, window: list[Row], planner: Planner) -> list[Run]:
         sizes = [row.sizes for row in window]

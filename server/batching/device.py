@@ -257,6 +257,7 @@ class DeviceLoop:
         """Time a new program on padding, and have the model run it."""
         while self._flying:  # or their time would be counted as the program's
             self._finish(self._flying.popleft())
+        self._lessons.learn()  # of the program that this one may replace
         known_s = probe.program.facts.run_s if probe.purpose == "open" else None
         try:
             # Known from an earlier start: a short program runs once, so that no request is its first; one

@@ -2,7 +2,7 @@
 
 Each comes as a request of its own. It waits for its turn like any other, and then runs whole, in the bucket
 that was chosen for it, as long as the buckets are those that it was planned with; else its rows are planned
-like others.
+like others, and so they are where others whose turn it is would cut the run in two.
 """
 
 import contextlib
@@ -52,9 +52,7 @@ def apart(row: "Row", planner: Planner) -> bool:
     return together is not None and together.planner is planner
 
 
-def run_of(window: "Sequence[Row]", planner: Planner) -> "tuple[Bucket, tuple[Row, ...]] | None":
-    """Bucket and rows of the run that a window's first row was planned into, if it still is."""
-    request = window[0].request
-    if request.together is None or request.together.planner is not planner:
-        return None
-    return request.together.bucket, tuple([row for row in window if row.request is request])
+def run_in(window: "Sequence[Row]", planner: Planner) -> "tuple[Row, ...]":
+    """Rows of the first planned run in a window, as far as the window holds them."""
+    request = next((row.request for row in window if apart(row, planner)), None)
+    return tuple([row for row in window if row.request is request])

@@ -33,7 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_errors = Console(stderr=True)
+_errors = exits.ErrorConsole()
 
 Traceback = Annotated[bool, typer.Option("--traceback", help="As servax --debug.", hidden=True)]
 
@@ -162,7 +162,7 @@ def _loader(config: ServeConfig, tracing: Any, view: Any) -> Callable[..., None]
                 wait_out(server)
         finally:
             view.close()
-        late.on_reload = Reloader(server, config.served, texts, metrics, padded=config.refit).ask
+        late.reloader = Reloader(server, config.served, texts, metrics, padded=config.refit)
         _errors.print(f"ready: {', '.join(server.models)}", markup=False, highlight=False, soft_wrap=True)
 
     return load

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -71,6 +71,26 @@ def guarded(
         raise typer.Exit(code) from None
 
 
+class ErrorConsole(Console):
+    """Standard error, which is let go where nobody reads it any more: rich would end the process."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does, but for a terminal that is gone."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """What is written from now on goes nowhere, the log too."""
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stderr.fileno())
+        os.close(null)
+
+
 def leave(code: str | int | None) -> None:
     """End the process at once if a thread of ours is still at work.
 
@@ -100,4 +120,4 @@ def fail(message: str, code: int) -> NoReturn:
 
 def say(text: str, style: str | None = None) -> None:
     """A line on stderr, as it is: no markup, no highlighting, no line breaks of ours."""
-    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    ErrorConsole().print(text, style=style, markup=False, highlight=False, soft_wrap=True)

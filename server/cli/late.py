@@ -1,14 +1,26 @@
 """An engine that comes later: the socket answers probes while the real engine is still being loaded."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from ..seam import Engine, ModelHandle
 from ..text import Embedder
 
 _log = logging.getLogger("servax.reload")
+
+
+class Reloads(Protocol):
+    """What loads models anew, in a thread of its own."""
+
+    def ask(self) -> None:
+        """Begin soon; does not block."""
+        ...
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for what is under way."""
+        ...
 
 
 class LateEngine:
@@ -17,13 +29,13 @@ class LateEngine:
     One thread calls `arrive` or `fail`, once; any thread reads. `texts` fills together with the engine.
 
     Attributes:
-        on_reload: has the models loaded anew; None until they can be.
+        reloader: loads the models anew; None until they can be.
     """
 
     def __init__(self) -> None:
         self.texts: dict[str, Embedder] = {}
         self.failure: BaseException | None = None
-        self.on_reload: Callable[[], None] | None = None
+        self.reloader: Reloads | None = None
         self._engine: Engine | None = None
         self._closing = False
 
@@ -38,10 +50,10 @@ class LateEngine:
 
     def reload(self) -> None:
         """Have the models loaded anew; nothing happens before they were loaded once."""
-        if self.on_reload is None or self.draining:
+        if self.reloader is None or self.draining:
             _log.warning("models are loaded anew while they are served; asked before or after: left alone")
         else:
-            self.on_reload()
+            self.reloader.ask()
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:

@@ -56,6 +56,7 @@ class Reloader:
         )
         self._lock = threading.Lock()
         self._asked = self._running = False
+        self._thread: threading.Thread | None = None
 
     def ask(self) -> None:
         """Reload soon; asked during a reload, once more after it. Any thread, does not block."""
@@ -64,12 +65,20 @@ class Reloader:
             if self._running:
                 return
             self._running = True
-        threading.Thread(target=self._run, name="servax-reload", daemon=True).start()
+            self._thread = threading.Thread(target=self._run, name="servax-reload", daemon=True)
+            self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the reload in hand; the server ends."""
+        with self._lock:
+            self._asked, thread = False, self._thread
+        if thread is not None:
+            thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:  # ends with the first turn that nobody asked for
             with self._lock:
-                if not self._asked:
+                if not self._asked or self._engine.draining:
                     self._running = False
                     return
                 self._asked = False
@@ -89,7 +98,7 @@ class Reloader:
                 )
             self._require_same_tokens(found)
             self._engine.replace(found.servable, timeout_s=_LET_GO_S)
-        except Exception as error:  # whatever a loader raises; the old version goes on, and the log says why
+        except BaseException as error:  # whatever a loader raises, an exit too: the old version goes on
             _log.error("model %r was not loaded anew, the old one stays: %s", config.model, error)
             self._count.labels(config.model, "failed").inc()
         else:

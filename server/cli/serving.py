@@ -26,7 +26,7 @@ from ..settings import Settings
 from ..tracing import Tracing
 from . import exits
 from .late import LateEngine
-from .signals import INSISTS_AFTER_S, StopSignals, end_at_once
+from .signals import INSISTS_AFTER_S, StopSignals, Terminal, end_at_once
 
 _log = logging.getLogger("servax.serve")
 
@@ -71,11 +71,11 @@ class DrainingServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stop_and_say)
 
     def _stop_and_say(self) -> None:
+        self.stop()
         exits.say(
             f"draining for at most {self._drain_s:g} s; a stop signal again after "
             f"{INSISTS_AFTER_S:g} s ends at once"
         )
-        self.stop()
 
     def stop(self) -> None:
         """Begins the drain; for the event loop's thread."""
@@ -167,7 +167,10 @@ def serve(
         loading.append(threading.Thread(target=work, args=(server, loop), name="servax-load", daemon=True))
         loading[0].start()
         if hasattr(signal, "SIGHUP") and threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGHUP, late.reload)
+            terminal = Terminal()
+            loop.add_signal_handler(
+                signal.SIGHUP, lambda: server.stop() if terminal.hung_up else late.reload()
+            )
         async with _grpc(config, late, metrics, keys, tracing):
             yield
         await late.aclose(0.0)
@@ -186,9 +189,11 @@ def serve(
     server = DrainingServer(uvicorn_config(app, config), late, config.drain_s, stops)
     server.run(sockets=[listener])
     _answer_signals(stops)
+    # An interpreter that ends while a thread of it is in native code aborts, instead of exiting with 0.
     for thread in loading:
-        # An interpreter that ends while a thread of it is in native code aborts, instead of exiting with 0.
         thread.join(_LOAD_JOIN_S)
+    if late.reloader is not None:
+        late.reloader.join(_LOAD_JOIN_S)
     return fatal[0] if fatal else None
 
 

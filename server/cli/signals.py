@@ -30,6 +30,21 @@ class StopSignals:
         return "insists" if now_s - self._first_s >= INSISTS_AFTER_S else "echo"
 
 
+class Terminal:
+    """The terminal that a process was started from; one signal tells both its end and the wish to reload.
+
+    Once it hung up, what was connected to it is no terminal any more.
+    """
+
+    def __init__(self) -> None:
+        self._on = [one for one in range(3) if os.isatty(one)]
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether there was one, and it is gone."""
+        return bool(self._on) and not any(map(os.isatty, self._on))
+
+
 def end_at_once(sig: int) -> NoReturn:
     """End the process with the code that shells give to a signal: what is in hand is given up, in silence.
 

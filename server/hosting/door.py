@@ -82,7 +82,7 @@ class Door:
             size = self._sizes_if_plain(row)
             item: Mapping[str, np.ndarray] = row
             if size is None:
-                item, size = self._check_one(row, f"row {index}: " if len(rows) > 1 else "")
+                item, size = self._check_one(row, f"row {index}: " if first or len(rows) > 1 else "")
             items.append(item)
             sizes.append(size)
         return items, sizes

@@ -100,7 +100,7 @@ class Keeper:
     def _failed(self, bucket: Bucket, error: BaseException) -> None:
         # It stays among those asked for, so that no later request tries the same again,
         _log.warning("%s: bucket %s cannot be made: %s", self._model.name, bucket, error)
-        if self._model.batcher.planner is None:
+        if self._model.batcher.planner is None and not self._model.left:
             # unless nothing else can answer: who waits is told, and who comes next has it tried again.
             self._asked.discard(bucket)
             self._dispatcher.drop_waiting(

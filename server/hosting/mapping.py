@@ -67,6 +67,8 @@ class _Mapping:
 
     def read(self, source: "Iterable[Item]", window: int) -> bool:
         """Take so many more items and plan them with those that were left; False if they were the last."""
+        if (latest := self._model.latest) is not self._model:
+            self._model, self._door = latest, Door(latest.servable)
         read, first = list(itertools.islice(source, window)), len(self._answers)
         items, sizes = self._door.check(read, first)
         self._known += map(_Known, itertools.count(first), items, sizes)

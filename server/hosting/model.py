@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...bucketing import Bucket, CostModel, Grid
+from ...bucketing import Bucket, CostModel, DoesNotFit, Grid
 from ...jit_cache import (
     Input,
     Output,
@@ -118,7 +118,7 @@ class Model(Succession):
     def unload(self) -> None:
         """Let programs, buffers and weights go; nothing waits, nothing runs and nothing more is let in."""
         self.batcher.planner = None
-        for bucket in self._opened:
+        for bucket in {*self._opened, *self.cache.ready()}:  # some that were just made are not opened yet
             self._let_go(bucket)
         self._opened = []
         self.maker.release()
@@ -269,9 +269,10 @@ class Model(Succession):
     def smallest(self, bucket: Bucket, rows: Sequence[Row]) -> Bucket:
         """The smallest warm bucket for rows that `bucket` holds; pinned ones stay. Device thread only."""
         planner = self.batcher.planner
-        if planner is None or any(row.request.pin is not None for row in rows):
-            return bucket
-        return planner.smallest([row.sizes for row in rows])
+        if planner is not None and all(row.request.pin is None for row in rows):
+            with suppress(DoesNotFit):  # of packed rows, if the bucket gave way to others meanwhile
+                return planner.smallest([row.sizes for row in rows])
+        return bucket
 
     def box(self, bucket: Bucket, rows: Sequence[Row]) -> tuple[int, tuple[int, ...]]:
         """Rows and sizes that a batch of this bucket needs: of packed rows the bucket's own."""

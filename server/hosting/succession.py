@@ -19,6 +19,11 @@ class Succession:
         self._successor: Self | None = None
         self._left = False
 
+    @property
+    def left(self) -> bool:
+        """Whether it gave its lane back, which may be another model's by now."""
+        return self._left
+
     def load(self) -> tuple[int, int]:
         """Rows that wait and rows that run, with those of a later version."""
         waiting = running = 0

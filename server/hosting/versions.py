@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...jit_cache import CompileError, Input, Output, Program, Servable, warm_up
+from ...jit_cache.outputs import same_structure
 from ..batching.device import Retire
 from ..batching.dispatcher import Dispatcher
 from ..errors import Closed, ConfigError
@@ -142,7 +143,8 @@ class Versions:
 def _require_alike(old: Model, new: Model) -> None:
     """Who holds a request of the old version may get the answer of the new one."""
     mine, theirs = old.servable.outputs, new.servable.outputs
-    if old.inputs != new.inputs or (mine.treedef, mine.leaves) != (theirs.treedef, theirs.leaves):
+    alike = mine.leaves == theirs.leaves and same_structure(mine.treedef, theirs.treedef)
+    if old.inputs != new.inputs or not alike:
         raise ConfigError(
             f"a new version takes and returns the same tensors; {new.name!r} {new.version!r} has the inputs "
             f"{_listed(new.inputs)} and the outputs {_listed(theirs.leaves)}, and {old.version!r} had "

@@ -17,6 +17,7 @@ from ...jit_cache import (
     WarmupStep,
     warm_up,
 )
+from ...jit_cache.alive import SHARED
 from ...jit_cache.device_memory import peak_bytes
 from ..batching.clock import Clock
 from ..batching.device import Probe
@@ -211,7 +212,8 @@ class WarmUp:
         most = self._options.budget_bytes
         if most is None:
             return False
-        sizes = [one.facts.code_bytes for model in self._models for one in model.report.warm]
+        warm = [one.facts for model in self._models for one in model.report.warm]
+        sizes = [facts.code_bytes for facts in warm if facts.source != SHARED]  # there is one copy of those
         return sum(sizes) + max(sizes, default=0) > most
 
     def _warm(

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from ..context import CALL, TRACE, CallContext, parse_traceparent
-from ..errors import Cancelled, DeadlineExceeded, Overloaded, ServerError
+from ..errors import BadRequest, Cancelled, DeadlineExceeded, Overloaded, ServerError
 from ..http.entry import Keys
 from ..metrics import Metrics
 from ..seam import Engine
@@ -22,6 +22,8 @@ ROUTE = "grpc"
 # What is left of a deadline when the client's own timer has fired first: its reset travels for some time,
 # and the deadline on the wire is rounded up, by about 1 % at most.
 _LATE_S, _LATE_SHARE = 0.01, 0.02
+# Within which gRPC cancels the task of a call that has ended, after it told that no message will come.
+_CANCEL_S = 0.05
 _log = logging.getLogger("servax.grpc")
 _access = logging.getLogger("servax.access")
 
@@ -189,8 +191,10 @@ class Gated(Method):
         async def read() -> bytes:
             await self._line.turn(place)
             raw = await context.read()
-            if raw is grpc.aio.EOF:  # cancelled as it began, or refused by gRPC itself
-                raise asyncio.CancelledError
+            if raw is grpc.aio.EOF:
+                # Cancelled as it began, or refused by gRPC itself, which is about to cancel this task.
+                await asyncio.sleep(_CANCEL_S)
+                raise BadRequest("A call of ModelInfer brings one message, got none; send a request.")
             return bytes(raw)
 
         return await self._answer(call, read)

@@ -38,10 +38,14 @@ class Lag:
 
     Args:
         clock: monotonic seconds.
+
+    Attributes:
+        longest_s: how long one may wait before it is given up.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
+        self.longest_s = _LONGEST_S
         self._token = secrets.token_hex(8)
         self._wanted = asyncio.Event()
         self._sent_s: float | None = None
@@ -83,6 +87,7 @@ class Lag:
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            self._token = secrets.token_hex(8)  # one that was given up may be handed over all the same, later
             self._sent_s = self.clock()
             try:
                 with contextlib.suppress(grpc.aio.AioRpcError):  # it waited too long, or there was no place
@@ -122,7 +127,7 @@ async def asking(lag: Lag, address: str | None) -> AsyncIterator[None]:
     async with grpc.aio.insecure_channel(address, options=never_idle) as channel:
         channel.get_state(try_to_connect=True)  # else the first would wait for the connection
         call = channel.unary_unary(_METHOD)
-        task = asyncio.create_task(lag.run(lambda given: call(b"", metadata=given, timeout=_LONGEST_S)))
+        task = asyncio.create_task(lag.run(lambda given: call(b"", metadata=given, timeout=lag.longest_s)))
         task.add_done_callback(_ended)
         try:
             yield
@@ -147,6 +152,8 @@ class LagGate(Gate):
     def __init__(self, lag: Lag, most_lag_s: float, count: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(most_lag_s, count)
         self.lag = lag
+        # One that is given up sooner would never tell of a wait that shuts the gate.
+        lag.longest_s = max(lag.longest_s, 2 * most_lag_s / _PAST)
 
     @property
     def lag_s(self) -> float:

@@ -4,11 +4,14 @@ import gc
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType
 from servax.bucketing import Bucket
-from servax.jit_cache import Program, Servable, StoredPrograms
+from servax.jit_cache import Placement, Program, Servable, StoredPrograms
+from servax.jit_cache.stepped import StepPlan
 
 
 def scaled(params: Any, x: Any) -> Any:
@@ -98,3 +101,57 @@ def test_code_without_a_key_is_compiled_each_time() -> None:
     source = StoredPrograms(None)
     made = [program(source, make(1.0, apply=apply)) for _ in range(2)]
     assert [one.facts.source for one in made] == ["compiled", "compiled"]
+
+
+def test_steps_of_other_shapes_are_other_programs() -> None:
+    def summed(x: Any) -> Any:
+        return {"y": jnp.cumsum(x, axis=1)}
+
+    source, held = StoredPrograms(None), []
+    for dims in ("n, 4", "4, n"):  # rows of steps are flat, and equally long for both
+        servable = Servable(
+            summed,
+            inputs={"x": f"float32[{dims}]"},
+            limits={"n": 8, "batch": 1},
+            scheme={"n": [2, 8], "batch": [1]},
+            sizes="switched",
+        )
+        held.append(source.stepped(servable, StepPlan(servable.grid.buckets, 2), []))
+        bucket = servable.grid.buckets[-1]
+        shape = servable.program_inputs(bucket)["x"].shape
+        x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        np.testing.assert_array_equal(held[-1].case(bucket)({"x": x})[0], np.cumsum(x, axis=1))
+    assert [one.facts.source for one in held] == ["compiled", "compiled"]
+
+
+def test_a_mesh_counts_without_parameters_too() -> None:
+    def on(kind: AxisType) -> Servable:
+        mesh = jax.make_mesh((1,), ("d",), (kind,), devices=jax.devices()[:1])
+        return Servable(lambda x: -x, inputs={"x": "float32[4]"}, placement=Placement(mesh))
+
+    source = StoredPrograms(None)
+    keys = [
+        source.fingerprint(one, one.grid.buckets[0]) for one in map(on, (AxisType.Auto, AxisType.Explicit))
+    ]
+    assert None not in keys
+    assert keys[0] != keys[1]
+
+
+def test_a_class_that_a_factory_makes_anew_is_the_same_structure() -> None:
+    def make_one() -> Servable:
+        class Answer(tuple):
+            """Of this call of the factory."""
+
+            __slots__ = ()
+
+        jax.tree_util.register_pytree_node(
+            Answer, lambda one: (tuple(one), None), lambda _, parts: Answer(parts)
+        )
+        return Servable(lambda x: Answer([x * 2.0]), inputs={"x": "float32[n]"}, limits={"n": 8, "batch": 2})
+
+    source, made = StoredPrograms(None), [make_one(), make_one()]
+    for one in made:
+        source.infer_outputs(one)
+    assert made[0].outputs is made[1].outputs
+    for number, sizes in enumerate(("1x8", "2x8")):  # what is not in memory is compiled, and checked
+        assert source(made[number], Bucket.parse(sizes, made[0].grid.axes), []).facts.source == "compiled"

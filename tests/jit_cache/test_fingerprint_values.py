@@ -59,6 +59,17 @@ def test_arrays_count_by_content_and_are_measured():
     assert digest(np.arange(3)) != digest(np.arange(3)[::-1])
     assert digest_of(lambda x: x + one).array_bytes == 24
     assert digest(jax.random.key(0)) != digest(jax.random.key(1))
+    assert digest(jnp.asarray(2.0)) != digest(jnp.float32(2.0))  # the first is weakly typed
+
+
+def test_the_order_of_what_is_called_counts():
+    def one(x):
+        return x + 1
+
+    def two(x):
+        return x * 2
+
+    assert digest({"a": one, "b": two}) != digest({"b": two, "a": one})
 
 
 class Scaler:

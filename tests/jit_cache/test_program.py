@@ -33,6 +33,12 @@ def compiled(apply, params=None, **options):
     return compile_program(servable, Bucket(servable.grid.axes, BUCKET.sizes), leaves)
 
 
+def test_a_program_knows_its_function():
+    servable = Servable(lambda x: x, variants={"again": lambda x: x + 0}, **OPTIONS)
+    program = compile_program(servable.as_variant("again"), Bucket(servable.grid.axes, BUCKET.sizes), [])
+    assert program.variant == "again"
+
+
 def test_a_program_runs_without_tracing(compiles):
     program = compiled(lambda p, x: {"y": x * p, "s": x.sum(1)}, jnp.float32(3))
     inputs = {"x": np.arange(16, dtype=np.float32).reshape(2, 8)}

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,16 @@ def test_round_trip_is_bitwise():
     again = serialize.load(payload)
     assert facts == {"targets": []}
     np.testing.assert_array_equal(again(w, x[:4])["y"], program(w, x[:4])["y"])
+
+
+def test_a_program_is_loaded_for_devices_of_this_process(monkeypatch):
+    bundle = pickle.loads(serialize.dump(compiled(lambda x: x + 1, (2,)))[0])
+    # A store that processes share has programs of devices that are theirs.
+    local, theirs = jax.local_devices(), SimpleNamespace(id=1 << 17, platform="cpu", process_index=1)
+    monkeypatch.setattr(jax, "devices", lambda *_: [*local, theirs])
+    with monkeypatch.context() as patch:
+        patch.setattr(serialize.relocate, "load_for", lambda _program, _trees, ids, on: (ids, on))
+        assert serialize.load(pickle.dumps(bundle | {"ids": [theirs.id]})) == ([theirs.id], local[:1])
 
 
 def test_what_calls_back_into_python_is_not_storable():
@@ -198,3 +209,17 @@ def test_S10_a_program_is_small_and_new_weights_keep_it(tmp_path):
     assert start(np.ones((1024, 1024), np.float32)).source == "store"
     assert start(np.ones((1024, 512), np.float32)).source == "compiled"
     assert max(one.nbytes for one in store.ls()) < 1_000_000
+
+
+def test_what_jax_took_from_its_own_cache_is_not_stored(tmp_path):
+    store = Store.open(tmp_path / "store", home=tmp_path / "home", trial=None)
+    key = Fingerprinter(jnp.tanh).at(jax.ShapeDtypeStruct((2,), jnp.float32))
+
+    def taken():
+        jax.monitoring.record_event("/jax/compilation_cache/cache_hits")
+        return compiled(lambda x: jnp.tanh(x), (2,))
+
+    assert "JAX's own cache" in load_or_compile(store, key, taken).reason
+    assert store.get(key) is None
+    assert load_or_compile(store, key, lambda: compiled(lambda x: jnp.tanh(x), (2,))).source == "compiled"
+    assert load_or_compile(store, key, taken).source == "store"

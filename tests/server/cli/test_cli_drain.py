@@ -34,6 +34,15 @@ def make():
         inputs={"x": "float32[4]"}, limits={"batch": 1}, name="slow",
     )
 """
+HUNG_UP = """
+import contextlib, os, sys
+from servax.server.cli.signals import Terminal
+terminal = Terminal()
+print(terminal.hung_up, flush=True)
+with contextlib.suppress(OSError):
+    os.read(0, 1)
+os.write(int(sys.argv[1]), b"%d" % terminal.hung_up)
+"""
 BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 2, 3, 4]}]}
 
 
@@ -124,3 +133,22 @@ def test_a_later_signal_ends_it_in_silence_and_one_at_once_does_not(
         running.send_signal(second)
         assert running.wait(30) == code
         assert any(isinstance(answer.exception(), httpx.TransportError) for answer in answers)
+
+
+def test_a_terminal_that_hung_up_is_told_from_a_wish_to_reload() -> None:
+    outer, inner = os.openpty()
+    told, tell = os.pipe()
+    child = subprocess.Popen(
+        [sys.executable, "-c", HUNG_UP, str(tell)],
+        stdin=inner,
+        stdout=inner,
+        stderr=inner,
+        pass_fds=[tell],
+    )
+    os.close(inner)
+    os.close(tell)
+    assert os.read(outer, 100).strip() == b"False"
+    os.close(outer)  # with it the terminal is gone
+    assert os.read(told, 1) == b"1"
+    os.close(told)
+    child.wait(30)

@@ -45,6 +45,21 @@ def test_the_exit_code_tells_what_went_wrong(error: Exception, code: int) -> Non
     assert exit_code(error) == code
 
 
+def broken_pipe() -> int:
+    reads, writes = os.pipe()
+    os.close(reads)
+    return writes
+
+
+@pytest.mark.parametrize("open_gone", [broken_pipe, lambda: os.open("/dev/full", os.O_WRONLY)])
+def test_a_line_that_cannot_be_written_ends_nothing(monkeypatch: pytest.MonkeyPatch, open_gone: Any) -> None:
+    with open(open_gone(), "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        exits.say("draining")
+        exits.say("again")
+        monkeypatch.undo()
+
+
 def test_codes_are_documented_in_help_and_on_the_page() -> None:
     told = " ".join(run.invoke(app, ["--help"], env={"COLUMNS": "200"}).output.split())
     assert exits.HELP in told

@@ -9,10 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+from servax.server.cli import reload
+from servax.server.config import ModelConfig
+from servax.server.metrics import Metrics
 
 MODEL = """
 import pathlib
@@ -110,3 +114,17 @@ def test_W7_new_weights_are_served_without_a_failure_or_a_compile(served: Any) -
     assert sample(client, 'servax_compiles_total{phase="warmup"}') == compiles > 0
     assert sample(client, 'servax_compiles_total{phase="request"}') == 0
     until(lambda: any("the old one stays" in line and "none" in line for line in said))
+
+
+def test_a_loader_that_asks_for_the_end_ends_its_own_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "load", lambda *_, **__: sys.exit("no"))
+    metrics, engine = Metrics(), cast(Any, SimpleNamespace(draining=False))
+
+    def failed() -> float:
+        return metrics.value("servax_reloads_total", model="a:b", outcome="failed")
+
+    reloader = reload.Reloader(engine, [ModelConfig(model="a:b")], {}, metrics)
+    for count in (1, 2):
+        reloader.ask()
+        until(lambda least=count: failed() >= least)
+    reloader.join(_PATIENCE_S)

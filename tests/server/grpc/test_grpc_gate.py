@@ -217,13 +217,26 @@ def test_a_caller_who_leaves_the_line_leaves_nothing_behind() -> None:
     in_loop(go)
 
 
-def test_a_call_that_brings_no_message_is_counted_as_cancelled() -> None:
+def test_a_call_that_is_cancelled_before_its_message_is_counted_as_that() -> None:
     async def go(site: Site) -> None:
+        task = asyncio.create_task(site.send(Context(10.0, grpc.aio.EOF)))
+        await turns()
+        task.cancel()  # as gRPC does, right after it told that no message will come
         with pytest.raises(asyncio.CancelledError):
-            await site.method(None, Context(10.0, grpc.aio.EOF))
+            await task
         assert (site.parsed, site.gate.ahead) == (0, 0)
+        cancelled = {"model": "", "route": "grpc", "outcome": "cancelled", "reason": "cancelled"}
+        assert site.metrics.value("servax_requests_total", **cancelled) == 1
 
     in_loop(go)
+
+
+def test_a_call_that_brings_no_message_is_refused_and_does_not_stay_open(site: Any) -> None:
+    call = site.channel.stream_unary(f"/{SERVICE}/ModelInfer")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(iter(()), timeout=10)
+    assert (caught.value.code().name, Refusal(caught.value).reason) == ("INVALID_ARGUMENT", "bad_request")
+    site.check_healthy()
 
 
 def test_over_a_socket_we_ask_while_calls_come(site: Any) -> None:

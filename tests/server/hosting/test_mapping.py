@@ -79,10 +79,11 @@ def test_an_endless_source_is_read_as_far_as_it_is_needed(served):
     assert len(read) == 2_000
 
 
-def test_an_item_that_is_refused_is_named_by_its_number(served):
-    given = items(600)
-    given[577] = {"x": np.zeros((2, 2), np.float32)}
-    with pytest.raises(BadTensor, match="row 577"):
+@pytest.mark.parametrize(("count", "bad"), [(600, 577), (257, 256)])
+def test_an_item_that_is_refused_is_named_by_its_number(served, count, bad):
+    given = items(count)
+    given[bad] = {"x": np.zeros((2, 2), np.float32)}
+    with pytest.raises(BadTensor, match=f"row {bad}: "):
         served[0].map(given)
 
 

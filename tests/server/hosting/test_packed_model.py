@@ -9,6 +9,7 @@ from servax.bucketing import Grid
 from servax.jit_cache import Servable
 from servax.jit_cache.packed import PackedServable
 from servax.server import Server
+from servax.server.batching.request import Row
 
 SEGMENTS = 8
 GRID = Grid.parse("1x8,1x32,2x32", ("batch", "length"))
@@ -29,7 +30,7 @@ def servable():
     return PackedServable(base, packed, max_segments=SEGMENTS)
 
 
-def ask(server, lengths):
+def ask_all(server, lengths):
     rows = [{"x": np.arange(1, length + 1, dtype=np.float32)} for length in lengths]
     answers = asyncio.run(server.models["model"].submit(rows))
     for row, answer in zip(rows, answers, strict=True):
@@ -41,7 +42,7 @@ def test_P9_requests_of_many_callers_share_rows():
     batches = []
     with Server(servable(), on_batch=batches.append, max_wait_s=0.2) as server:
         threads = [
-            threading.Thread(target=ask, args=(server, [1 + (seed * 7 + row) % 32 for row in range(20)]))
+            threading.Thread(target=ask_all, args=(server, [1 + (seed * 7 + row) % 32 for row in range(20)]))
             for seed in range(3)
         ]
         for thread in threads:
@@ -54,10 +55,19 @@ def test_P9_requests_of_many_callers_share_rows():
     assert all(record.real <= record.computed for record in batches)
 
 
+def test_items_that_no_bucket_holds_any_more_stay_in_theirs(ask):
+    """A bucket may give way to others between the choice and a second try, in the device thread."""
+    with Server(servable()) as server:
+        request = ask(*[1] * (2 * SEGMENTS + 1))
+        rows = [Row(request, index) for index in range(len(request.items))]
+        assert server.model().smallest(GRID.buckets[0], rows) is GRID.buckets[0]
+        assert server.model().smallest(GRID.buckets[0], rows[:-1]).rows == 2
+
+
 def test_one_short_item_takes_a_small_bucket():
     batches = []
     with Server(servable(), on_batch=batches.append) as server:
-        ask(server, [5])
+        ask_all(server, [5])
     assert [str(record.bucket) for record in batches] == ["1x8"]
 
 

@@ -100,6 +100,18 @@ def test_W5_a_budget_of_bytes_holds_for_good(doubling, compiler_of):
         assert len(server.model().report.left(server.model().order)) == 1
 
 
+def test_W5_a_program_that_models_share_counts_once(doubling):
+    def warm(count, **options):
+        models = [doubling(batch=1, length=16, name=f"tune-{number}") for number in range(count)]
+        with Server(*models, programs=Programs(**options)) as server:
+            settle(server)
+            return list(server.reports.values())
+
+    (alone,) = warm(1)
+    most = 2 * alone.code_bytes  # the largest may come once more, as far as is known before
+    assert [len(one.warm) for one in warm(4, budget_bytes=most)] == [len(alone.warm)] * 4
+
+
 def test_W5_what_was_left_resumes_from_the_store(doubling, tmp_path):
     servable = doubling(batch=1, length=64)
     made = []

@@ -8,6 +8,7 @@ import weakref
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from servax.bucketing import Bucket
 from servax.jit_cache import Servable, WarmupError
 from servax.jit_cache.device_memory import resident_bytes
 from servax.server import Closed, ConfigError, Server
@@ -73,6 +74,26 @@ def test_W7_a_swap_under_load_gives_no_error_and_no_batch_mixes_versions():
         assert weights() is None
 
 
+def test_W7_a_map_goes_on_with_the_new_version_and_lets_the_old_one_go():
+    kept = []
+    with Server(version(1)) as server:
+        weights = weakref.ref(server.model().servable.leaves[0])
+
+        def items():
+            for place in range(2000):
+                if place == 300:
+                    server.replace(version(2, apply=lambda w, *, x: w + x * 0))
+                if place == 1999:
+                    gc.collect()
+                    kept.append(weights())
+                yield {"x": np.zeros(1 + place % 8, np.float32)}
+
+        answers = np.array([answer[0] for answer in server.map(items())])
+    assert kept == [None]
+    assert set(answers[:256]) == {1.0}
+    assert set(answers[300:]) == {2.0}
+
+
 def test_W7_a_version_of_the_same_shapes_takes_the_programs_over(compiles):
     batches = []
     with Server(version(1), on_batch=batches.append) as server:
@@ -115,6 +136,19 @@ def test_W7_requests_that_wait_are_answered_by_the_version_they_came_to(serve, d
     assert [float(future.result(30.0)[0][0][0]) for future in futures] == [0.0, 2.0, 4.0]
     assert told == [server.model()]
     assert told[0] is not old
+
+
+def test_a_program_that_came_in_the_background_leaves_with_its_version(monkeypatch):
+    with Server(version(1)) as server:
+        old = server.model()
+        late = Bucket(("batch", "length"), (2, 8))
+        old.cache.request(late).result(20.0)
+        server.replace(version(2))
+        assert old.cache.ready() == ()
+        dropped = []
+        monkeypatch.setattr(server._dispatcher, "drop_waiting", lambda *args: dropped.append(args))
+        old.keeper._failed(late, KeyError("too late"))
+        assert not dropped  # in its lane the rows of another model may wait
 
 
 def test_W7_a_version_that_cannot_be_made_leaves_the_old_one_in_place():
