@@ -81,6 +81,7 @@ def draw(path: Path, found: Mapping[str, Any], seen: Mapping[str, Seen]) -> None
     (speed, first), (gaps, slots) = figure.subplots(2, 2)
     bars = speed.bar(_MODES, [found[f"{mode}_tps"] for mode in _MODES], color=_COLOURS)
     speed.bar_label(bars, fmt="%.0f")
+    speed.margins(y=0.1)
     speed.set_ylabel("tokens/s")
     for axes, key in ((first, "first"), (gaps, "gaps")):
         for mode, colour in zip(_MODES, _COLOURS, strict=True):
