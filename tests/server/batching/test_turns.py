@@ -5,18 +5,24 @@ from servax.server.batching.admission import Load
 from servax.server.batching.turns import Turns
 
 
+def lanes_of(dispatcher, answer, count):
+    """The lanes whose turn it is in so many launches, each answered before the next."""
+    lanes = []
+    for _ in range(count):
+        work = dispatcher.take(block=False)
+        lanes.append(work.lane)
+        answer(dispatcher, work)
+    return lanes
+
+
 def test_two_models_share_the_device_evenly(desk, ask, answer):
     dispatcher = desk(lanes=2, rows=100_000)
     for _ in range(500):
         dispatcher.offer(0, ask(5))
     for _ in range(100):
         dispatcher.offer(1, ask(5))
-    lanes = []
-    for _ in range(40):
-        work = dispatcher.take(block=False)
-        lanes.append(work.lane)
-        answer(dispatcher, work)
-    assert lanes[:40].count(1) == 20
+    lanes = lanes_of(dispatcher, answer, 40)
+    assert lanes.count(1) == 20
 
 
 def test_a_light_model_goes_next_and_saves_up_no_credit(desk, ask, answer):
@@ -27,11 +33,7 @@ def test_a_light_model_goes_next_and_saves_up_no_credit(desk, ask, answer):
         answer(dispatcher, dispatcher.take(block=False))
     for _ in range(40):
         dispatcher.offer(1, ask(5))
-    lanes = []
-    for _ in range(10):
-        work = dispatcher.take(block=False)
-        lanes.append(work.lane)
-        answer(dispatcher, work)
+    lanes = lanes_of(dispatcher, answer, 10)
     assert lanes[0] == 1
     assert lanes.count(1) == 5
 

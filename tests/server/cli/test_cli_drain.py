@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,30 +46,16 @@ BODY = {"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1
 
 
 @pytest.fixture
-def process(tmp_path: Path) -> Iterator[Any]:
+def process(tmp_path: Path, environment_of: Any, start_serve: Any) -> Iterator[Any]:
     (tmp_path / "slow_servable.py").write_text(SLOW)
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-m", "servax.server.cli", "serve", "slow_servable:make", "--port", "0"]
-    command += ["--no-store", "--drain-s", "30"]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        first = running.stderr.readline()
-        url = next(word.rstrip(",") for word in first.split() if word.startswith("http"))
-        for line in running.stderr:
-            if line.startswith(("ready", "error")):
-                assert line.startswith("ready"), line
-                break
-        said: list[str] = []
-        reader = threading.Thread(target=lambda: said.extend(running.stderr or ()))
-        reader.start()
-        yield running, url
-        killed = running.poll() is None
-        if killed:
-            running.kill()
-        reader.join(10)
-        assert "Traceback" not in "".join(said)
-        assert killed or "draining for at most 30 s; a stop signal again after 1 s ends at once\n" in said
+    running = start_serve(environment_of(tmp_path), "slow_servable:make", "--no-store", "--drain-s", "30")
+    running.settle_ready()
+    yield running.process, running.url
+    killed = running.process.poll() is None
+    running.close()
+    assert "Traceback" not in "".join(running.lines)
+    said = "draining for at most 30 s; a stop signal again after 1 s ends at once\n"
+    assert killed or said in running.lines
 
 
 def test_X4_what_was_admitted_is_answered_and_newcomers_are_sent_away(process: Any) -> None:

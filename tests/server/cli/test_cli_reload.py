@@ -1,9 +1,7 @@
 """SIGHUP as an operator sends it: new weights under load, and weights that cannot be read."""
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -36,38 +34,15 @@ _PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Any]:
+def served(tmp_path: Path, environment_of: Any, start_serve: Any) -> Iterator[Any]:
     (tmp_path / "reloaded.py").write_text(MODEL)
     weight = tmp_path / "weight"
     weight.write_text("1")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    command = [
-        sys.executable,
-        "-m",
-        "servax.server.cli",
-        "serve",
-        "reloaded:make",
-        "--port",
-        "0",
-        "--no-store",
-    ]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        first = running.stderr.readline()
-        url = next(word.rstrip(",") for word in first.split() if word.startswith("http"))
-        for line in running.stderr:
-            if line.startswith(("ready", "error")):
-                assert line.startswith("ready"), line
-                break
-        said: list[str] = []
-        reader = threading.Thread(target=lambda: said.extend(running.stderr or ()))
-        reader.start()
-        with httpx.Client(base_url=url, timeout=_PATIENCE_S) as client:
-            yield running, client, weight, said
-        running.terminate()
-        assert running.wait(_PATIENCE_S) == 0
-        reader.join(10)
+    running = start_serve(environment_of(tmp_path), "reloaded:make", "--no-store")
+    running.settle_ready()
+    with httpx.Client(base_url=running.url, timeout=_PATIENCE_S) as client:
+        yield running.process, client, weight, running.lines
+    assert running.stop() == 0
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -1,13 +1,12 @@
 """`servax serve` and `servax warmup` as processes, on a servable small enough to warm in a moment."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,12 @@ def make_broken():
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def environment(
+    tmp_path_factory: pytest.TempPathFactory, environment_of: Callable[[Path], dict[str, str]]
+) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("servables")
     (folder / "my_servables.py").write_text(SERVABLES)
-    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    return environment_of(folder)
 
 
 def servax(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -68,57 +68,9 @@ def servax(environment: dict[str, str], *arguments: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-class Process:
-    """A running `servax serve`; the URL is read from its first line."""
-
-    def __init__(self, environment: dict[str, str], *arguments: str) -> None:
-        command = [sys.executable, "-m", "servax.server.cli", "serve", *arguments, "--port", "0"]
-        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        assert self.process.stderr is not None
-        self.lines: list[str] = [self.process.stderr.readline()]
-        self.url = next(word.rstrip(",") for word in self.lines[0].split() if word.startswith("http"))
-        self._settled = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if line.startswith(("ready", "error")):
-                self._settled.set()
-        self._settled.set()
-
-    def settle(self) -> None:
-        """Waits for the line that says how warm-up ended."""
-        assert self._settled.wait(120)
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        self.process.send_signal(number)
-        code = self.process.wait(60)
-        self._reader.join(10)
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(60)
-        self._reader.join(10)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-
-
 @pytest.fixture
-def serving(environment: dict[str, str]) -> Iterator[Any]:
-    started: list[Process] = []
-
-    def start(*arguments: str) -> Process:
-        started.append(Process(environment, *arguments))
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.close()
+def serving(environment: dict[str, str], start_serve: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(start_serve, environment)
 
 
 def test_W1_warmup_lists_every_program(environment: dict[str, str]) -> None:
