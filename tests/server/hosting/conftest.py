@@ -1,7 +1,10 @@
 """Programs of a fake device that a test can hold, count or fail."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from servax.jit_cache import Program, ProgramFacts
+from servax.jit_cache import Program, ProgramFacts, Servable
+from servax.jit_cache.packed import PackedServable
 from servax.server.batching.fake_device import FakeDevice
 
 
@@ -26,3 +29,31 @@ class Compiler:
 def compiler_of():
     """Makes a compiler that says what it compiled."""
     return Compiler
+
+
+class PackedSums:
+    """Sums of items, twice over; packed, at most `segments` of them a row."""
+
+    segments = 8
+
+    @staticmethod
+    def padded(params, *, x, mask):
+        return {"sum": params * jnp.sum(jnp.where(mask, x, 0.0), axis=1), "each": jnp.where(mask, x, 0.0)}
+
+    @staticmethod
+    def packed(params, *, x, segment_ids, positions):
+        numbers = jnp.arange(1, PackedSums.segments + 1, dtype=jnp.int32)[None, :, None]
+        sums = jnp.sum(jnp.where(segment_ids[:, None, :] == numbers, x[:, None], 0.0), axis=2)
+        return {"sum": params * sums, "each": jnp.where(segment_ids > 0, x, 0.0)}
+
+    def __call__(self, grid, packed=None):
+        """The model on a grid, or with another function over packed rows."""
+        inputs = {"x": "float32[length]", "mask": "mask[length]"}
+        base = Servable(self.padded, np.float32(2), inputs=inputs, grid=grid)
+        return PackedServable(base, packed or self.packed, max_segments=self.segments)
+
+
+@pytest.fixture(scope="session")
+def packed_sums():
+    """Makes that model."""
+    return PackedSums()

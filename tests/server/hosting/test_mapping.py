@@ -2,35 +2,20 @@
 
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from servax.bucketing import Grid
-from servax.jit_cache import Servable
-from servax.jit_cache.packed import PackedServable
 from servax.server import BadTensor, Server, pinned, tokenized
 from servax.server.batching.request import Request
 from servax.server.batching.together import as_run
 
-SEGMENTS = 8
 GRID = Grid.parse("1x8,1x32,2x32,4x32", ("batch", "length"))
 
 
-def padded(params, *, x, mask):
-    return {"sum": params * jnp.sum(jnp.where(mask, x, 0.0), axis=1), "each": jnp.where(mask, x, 0.0)}
-
-
-def packed(params, *, x, segment_ids, positions):
-    numbers = jnp.arange(1, SEGMENTS + 1, dtype=jnp.int32)[None, :, None]
-    sums = jnp.sum(jnp.where(segment_ids[:, None, :] == numbers, x[:, None], 0.0), axis=2)
-    return {"sum": params * sums, "each": jnp.where(segment_ids > 0, x, 0.0)}
-
-
 @pytest.fixture(scope="module")
-def served():
-    base = Servable(padded, np.float32(2), inputs={"x": "float32[length]", "mask": "mask[length]"}, grid=GRID)
+def served(packed_sums):
     records = []
-    with Server(PackedServable(base, packed, max_segments=SEGMENTS), on_batch=records.append) as server:
+    with Server(packed_sums(GRID), on_batch=records.append) as server:
         yield server, records
 
 

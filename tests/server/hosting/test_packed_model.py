@@ -6,28 +6,10 @@ import threading
 import jax.numpy as jnp
 import numpy as np
 from servax.bucketing import Grid
-from servax.jit_cache import Servable
-from servax.jit_cache.packed import PackedServable
 from servax.server import Server
 from servax.server.batching.request import Row
 
-SEGMENTS = 8
 GRID = Grid.parse("1x8,1x32,2x32", ("batch", "length"))
-
-
-def padded(params, *, x, mask):
-    return {"sum": params * jnp.sum(jnp.where(mask, x, 0.0), axis=1), "each": jnp.where(mask, x, 0.0)}
-
-
-def packed(params, *, x, segment_ids, positions):
-    numbers = jnp.arange(1, SEGMENTS + 1, dtype=jnp.int32)[None, :, None]
-    sums = jnp.sum(jnp.where(segment_ids[:, None, :] == numbers, x[:, None], 0.0), axis=2)
-    return {"sum": params * sums, "each": jnp.where(segment_ids > 0, x, 0.0)}
-
-
-def servable():
-    base = Servable(padded, np.float32(2), inputs={"x": "float32[length]", "mask": "mask[length]"}, grid=GRID)
-    return PackedServable(base, packed, max_segments=SEGMENTS)
 
 
 def ask_all(server, lengths):
@@ -38,9 +20,9 @@ def ask_all(server, lengths):
         np.testing.assert_array_equal(answer["each"], row["x"])
 
 
-def test_P9_requests_of_many_callers_share_rows():
+def test_P9_requests_of_many_callers_share_rows(packed_sums):
     batches = []
-    with Server(servable(), on_batch=batches.append, max_wait_s=0.2) as server:
+    with Server(packed_sums(GRID), on_batch=batches.append, max_wait_s=0.2) as server:
         threads = [
             threading.Thread(target=ask_all, args=(server, [1 + (seed * 7 + row) % 32 for row in range(20)]))
             for seed in range(3)
@@ -55,32 +37,31 @@ def test_P9_requests_of_many_callers_share_rows():
     assert all(record.real <= record.computed for record in batches)
 
 
-def test_items_that_no_bucket_holds_any_more_stay_in_theirs(ask):
+def test_items_that_no_bucket_holds_any_more_stay_in_theirs(ask, packed_sums):
     """A bucket may give way to others between the choice and a second try, in the device thread."""
-    with Server(servable()) as server:
-        request = ask(*[1] * (2 * SEGMENTS + 1))
+    with Server(packed_sums(GRID)) as server:
+        request = ask(*[1] * (2 * packed_sums.segments + 1))
         rows = [Row(request, index) for index in range(len(request.items))]
         assert server.model().smallest(GRID.buckets[0], rows) is GRID.buckets[0]
         assert server.model().smallest(GRID.buckets[0], rows[:-1]).rows == 2
 
 
-def test_one_short_item_takes_a_small_bucket():
+def test_one_short_item_takes_a_small_bucket(packed_sums):
     batches = []
-    with Server(servable(), on_batch=batches.append) as server:
+    with Server(packed_sums(GRID), on_batch=batches.append) as server:
         ask_all(server, [5])
     assert [str(record.bucket) for record in batches] == ["1x8"]
 
 
-def test_a_row_that_gives_nan_fails_alone():
+def test_a_row_that_gives_nan_fails_alone(packed_sums):
     from servax.server.hosting.programs import Programs
 
     def poisoned(params, *, x, segment_ids, positions):
-        found = packed(params, x=x, segment_ids=segment_ids, positions=positions)
+        found = packed_sums.packed(params, x=x, segment_ids=segment_ids, positions=positions)
         return {**found, "sum": jnp.where(found["sum"] == 6.0, jnp.nan, found["sum"])}
 
-    base = servable().padded
     options = Programs(check_outputs=True)
-    with Server(PackedServable(base, poisoned, max_segments=SEGMENTS), programs=options) as server:
+    with Server(packed_sums(GRID, poisoned), programs=options) as server:
 
         async def both():
             model = server.models["model"]
@@ -93,10 +74,10 @@ def test_a_row_that_gives_nan_fails_alone():
     assert good[0]["sum"] == 12.0
 
 
-def test_explain_counts_items_not_rows():
+def test_explain_counts_items_not_rows(packed_sums):
     from servax.server.explain import explain_model
 
-    with Server(servable()) as server:
+    with Server(packed_sums(GRID)) as server:
         found = explain_model(server.models["model"], 12, {"length": 5})
     assert sum(run["rows"] for run in found["runs"]) == 12
     most = {one["bucket"]: one["rows"] for one in found["candidates"]}
