@@ -16,6 +16,7 @@ from .check import check_item
 from .errors import UnsafePaddingError
 from .program import Program, compile_program
 from .safety_cases import Bench
+from .safety_compare import usual_tolerance
 from .safety_probes import Probes
 from .safety_report import AxisSafety, Finding, SafetyReport
 from .servable import Servable
@@ -28,7 +29,7 @@ def check_padding(
     *,
     items: Sequence[Mapping[str, Any]] | None = None,
     seed: int = 0,
-    tolerance: float = 1e-5,
+    tolerance: float | None = None,
     ids_below: Mapping[str, int] | None = None,
     controls: Sequence[str] | None = None,
     trust_pad: bool = False,
@@ -45,7 +46,7 @@ def check_padding(
         seed: of everything random.
         tolerance: largest difference between buckets (on several devices: also within one), relative to
             max(1, largest absolute output); an output of low precision gets at least 8 units in its last
-            place.
+            place. None means 1e-5, or more beside weights of low precision.
         ids_below: size of the vocabulary by integer input, such as ``{"ids": 30522}``. An integer input that
             is not named takes the values seen in ``items`` and the pad value, or below 16 (a byte: any).
         controls: inputs that keep their pad value in all padding, such as a mask that callers send. None
@@ -65,6 +66,8 @@ def check_padding(
         for one in items or []
     ]
     bench = Bench(servable, compile_fn or _compiler(servable), checked, dict(ids_below or {}), controls, seed)
+    if tolerance is None:
+        tolerance = usual_tolerance(servable.abstract_leaves)
     probes = Probes(bench, tolerance, [] if trust_pad else bench.fillers())
     axes = probes.all_axes()
     return SafetyReport(

@@ -10,7 +10,7 @@ from .errors import UnsafePaddingError
 from .packed import PackedServable
 from .program import Program
 from .safety_cases import Bench, Item
-from .safety_compare import compare
+from .safety_compare import compare, usual_tolerance
 
 _OTHER = 7
 
@@ -24,7 +24,7 @@ def require_packed_safe(
     ids_below: Mapping[str, int] | None = None,
     controls: Sequence[str] | None = None,
     seed: int = 0,
-    tolerance: float = 1e-5,
+    tolerance: float | None = None,
     **_: Any,
 ) -> None:
     """Compare items that share a row with the same items alone, and with other neighbours.
@@ -43,6 +43,8 @@ def require_packed_safe(
     Raises:
         UnsafePaddingError: naming the output that moved and by how much.
     """
+    if tolerance is None:
+        tolerance = usual_tolerance(servable.padded.abstract_leaves)
     bench = Bench(servable.padded, padded_fn, items, dict(ids_below or {}), controls, seed)
     bucket = min(servable.grid.buckets, key=lambda one: (one.item_sizes[0] < 3, one.elements))
     columns = bucket.item_sizes[0]

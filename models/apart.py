@@ -14,10 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import quantized
+from . import bfloat16, offset, quantized, turned
+from .bfloat16 import Brief
+from .offset import Offset
 from .quantized import Quantized
+from .turned import Turned
 
-Apart = Mapping[str, tuple[jax.Array, ...] | Quantized]
+Kernels = tuple[jax.Array, ...] | Brief | Quantized | Offset | Turned
+Apart = Mapping[str, Kernels]
 """Kernels of each layer by the name of the linear map, and int8 tables; empty if all are in the module."""
 
 # TF32 and bfloat16 passes, the defaults of GPUs and TPUs for float32, miss the reference by 1e-3.
@@ -45,7 +49,7 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
         layers: how many there are.
     """
     here: dict[str, Any] = {}
-    there: dict[str, tuple[jax.Array, ...] | Quantized] = {}
+    there: dict[str, Kernels] = {}
     for name, leaves in params["layers"].items():
         kernel = leaves.get("kernel")
         here[name] = dict(leaves)
@@ -55,16 +59,25 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
     return {**params, "layers": here, **dict.fromkeys(tables, jnp.zeros((0, 0)))}, there | tables
 
 
-def product(kernels: tuple[jax.Array, ...] | Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(kernels: Kernels, layer: jax.Array, x: jax.Array) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
-        kernels: `(in, out)` of each layer, or int8.
+        kernels: `(in, out)` of each layer, turned, or in bfloat16 or int8.
         layer: int32 scalar, which one.
-        x: `(..., in)`.
+        x: float32 `(..., in)`, for `Quantized` `(rows, in)`.
+
+    Returns:
+        float32 `(..., out)`.
     """
     if isinstance(kernels, Quantized):
         return quantized.product(kernels, layer, x)
+    if isinstance(kernels, Brief):
+        return bfloat16.product(kernels, layer, x)
+    if isinstance(kernels, Turned):
+        return turned.product(kernels, layer, x)
+    if isinstance(kernels, Offset):
+        return offset.product(kernels, layer, x)
     y: jax.Array = jax.lax.switch(layer, [functools.partial(_times, one) for one in kernels], x)
     return y
 

@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from . import bfloat16, quantized
 from .apart import PRECISION, Apart, joined, product
 from .config import BertConfig
 from .errors import TooManyTokens, UnsupportedModel
 from .pooling import pool, pool_segments
+from .quantized import Quantized
 
 # A score of less than 1e22 added to it changes no bit.
 _MASKED = -1e30
@@ -116,6 +118,13 @@ class Layer(nnx.Module):
         return mixed.transpose(0, 2, 1, 3).reshape(batch, length, heads * size)
 
 
+def _words(table: jax.Array, kernels: Apart, ids: jax.Array) -> jax.Array:
+    """Rows of the table of words, which is in int8 where it is among the kernels."""
+    if isinstance(words := kernels.get("word"), Quantized):
+        return quantized.rows(words, ids.reshape(-1)).reshape(*ids.shape, -1)
+    return bfloat16.rows(table, ids)
+
+
 class BertEncoder(nnx.Module):
     """Token ids to token vectors. Layers are stacked and scanned; their kernels are too, or apart.
 
@@ -154,12 +163,12 @@ class BertEncoder(nnx.Module):
             ids: int32 `(batch, length)`; ids outside the word table are clipped into it.
             positions: int32 `(batch, length)`, from 0.
             keep: bool `(batch, 1, 1 or length, length)`: which key each query may read.
-            kernels: of all layers, where they are apart.
+            kernels: of all layers, where they are apart, and a table of words in int8.
 
         Returns:
             float32 `(batch, length, hidden)`.
         """
-        x = jnp.take(self.word[...], ids, axis=0, mode="clip")
+        x = _words(self.word[...], kernels or {}, ids)
         x = x + jnp.take(self.position[...], positions + self.config.position_offset, axis=0, mode="clip")
         x = self.norm(x + self.token_type[0][None, None])
         graph, stack = nnx.split(self.layers)
@@ -216,7 +225,7 @@ def apply(
 
     Args:
         config: sizes and choices.
-        params: plain nested dict, as `init`, a checkpoint or `servax.models.apart.apart` gives it.
+        params: plain nested dict, as `init` gives it, or with kernels apart, in bfloat16 or int8.
         ids: int32 `(batch, length)` token ids with special tokens.
         mask: bool `(batch, length)`, True on real tokens, which may stand anywhere in the row.
 
@@ -247,7 +256,7 @@ def apply_packed(
 
     Args:
         config: sizes and choices.
-        params: plain nested dict, as `init`, a checkpoint or `servax.models.apart.apart` gives it.
+        params: plain nested dict, as `init` gives it, or with kernels apart, in bfloat16 or int8.
         ids: int32 `(batch, length)`.
         segment_ids: int32 `(batch, length)`: 0 on padding, else 1 to `max_segments`.
         positions: int32 `(batch, length)`, from 0 at the start of each segment.

@@ -10,13 +10,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, paged
-from .apart import apart
+from . import bfloat16, bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, paged
 from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
 from .llama_config import LlamaConfig
 from .quantize import quantize
+from .turned import turned
+from .weights import Weights
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,12 @@ class GenerativeModel:
         step: `step(params, kv, *, ids, page_table, context_lengths, chunk_lengths)` to logits and pool, see
             `llama.step`; pure, not yet compiled.
         mixed_step: chunks and single tokens in one step, see `llama.mixed_step`; None if there is none.
+        verify_step: as `step`, to the logits after every token, see `llama.verify_step`; or None.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
-        params: nested dict of NumPy arrays, float32 (see `apart`) or int8 (see `quantize`).
+        params: nested dict of NumPy arrays, float32 (see `turned`), or with matrices in bfloat16 (see
+            `bfloat16`) or int8 (see `quantize`).
         kv_shapes: `kv_shapes(pages=, page_size=, dtype=)` to the shapes of a pool, by default float32, or
-            float16 beside int8 weights.
+            float16 beside bfloat16 or int8 weights.
         limits: `tokens`, the longest sequence, prompt and continuation together.
         tokenizer: text to ids and back.
         chat: messages to a prompt; None where the checkpoint has no template.
@@ -54,6 +57,7 @@ class GenerativeModel:
     vocab_size: int
     kv_bytes_per_token: int
     mixed_step: Callable[..., tuple[jax.Array, paged.Cache]] | None = None
+    verify_step: Callable[..., tuple[jax.Array, paged.Cache]] | None = None
     task: str = "generation"
     config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,21 +75,24 @@ def make(
     *,
     chat: ChatTemplate | None = None,
     left_out: tuple[str, ...] = (),
-    int8: bool = False,
+    weights: Weights = "float32",
 ) -> GenerativeModel:
-    """Join the parts of a model; `params` is a tree as `llama.init` gives it, `int8` rounds a copy of it."""
-    facts = _facts(config, left_out, chat is not None) | {"weights": "int8" if int8 else "float32"}
-    if int8:
+    """Join the parts of a model; `params` is a tree as of `llama.init`, of which `weights` rounds a copy."""
+    facts = _facts(config, left_out, chat is not None) | {"weights": weights}
+    if weights == "int8":
         config, params = quantize(config, params)
-    # Beside int8 weights a pool in float32 is most of what a step of many rows reads.
-    kv_dtype = jnp.dtype(jnp.float16 if int8 else jnp.float32)
+    else:
+        params = bfloat16.rounded(params) if weights == "bfloat16" else turned(params)
+    # Beside smaller weights a pool in float32 is most of what a step of many rows reads.
+    kv_dtype = jnp.dtype(jnp.float32 if weights == "float32" else jnp.float16)
     kv_sizes = (config.num_layers, config.num_kv_heads, config.head_size)
     return GenerativeModel(
         name=name,
         step=functools.partial(llama.step, config),
         mixed_step=functools.partial(llama.mixed_step, config),
+        verify_step=functools.partial(llama.verify_step, config),
         forward=functools.partial(llama.forward, config),
-        params=params if int8 else apart(params),
+        params=params,
         kv_shapes=functools.partial(paged.shapes, *kv_sizes, dtype=kv_dtype),
         limits={"tokens": config.max_tokens},
         tokenizer=tokenizer,
@@ -97,8 +104,10 @@ def make(
     )
 
 
-def from_gguf(name: str, path: Path, max_tokens: int | None = None, *, int8: bool = False) -> GenerativeModel:
-    """Load a GGUF file, dequantised to float32, or from there to int8.
+def from_gguf(
+    name: str, path: Path, max_tokens: int | None = None, *, weights: Weights = "float32"
+) -> GenerativeModel:
+    """Load a GGUF file, dequantised to float32, and from there to other weights.
 
     Raises:
         ModelNotFound: no such file.
@@ -116,13 +125,13 @@ def from_gguf(name: str, path: Path, max_tokens: int | None = None, *, int8: boo
     }
     params, left_out = llama_gguf.params(file, config)
     chat = ChatTemplate(source, **marks) if source else None
-    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, int8=int8)
+    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, weights=weights)
 
 
 def from_folder(
-    name: str, folder: Path, max_tokens: int | None = None, *, int8: bool = False
+    name: str, folder: Path, max_tokens: int | None = None, *, weights: Weights = "float32"
 ) -> GenerativeModel:
-    """Load a Hugging Face folder of a Llama-family decoder, in float32 or int8.
+    """Load a Hugging Face folder of a Llama-family decoder, in float32 or other weights.
 
     Raises:
         UnsupportedModel: the configuration asks for something that is not computed here.
@@ -140,7 +149,7 @@ def from_folder(
     read = checkpoint.read_float32(tensors, names.values())
     params = llama_weights.assemble(config, {plain: read[key] for plain, key in names.items()})
     chat = _folder_chat(folder)
-    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, int8=int8)
+    return make(name, config, params, tokenizer, chat=chat, left_out=left_out, weights=weights)
 
 
 def _limited(config: LlamaConfig, asked: int | None) -> LlamaConfig:

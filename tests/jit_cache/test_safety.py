@@ -189,6 +189,18 @@ def test_an_output_of_low_precision_has_a_tolerance_of_its_own() -> None:
     assert check_padding(words(apply)).ok
 
 
+@pytest.mark.parametrize(
+    ("dtype", "allowed"), [("float32", 1e-5), ("bfloat16", 2e-3), ("float16", 2e-3), ("int8", 1e-2)]
+)
+def test_weights_of_low_precision_allow_more_between_buckets(dtype: str, allowed: float) -> None:
+    def apply(params: Any, *, ids: Any, mask: Any) -> Any:
+        return mean_of_words(params["table"], ids=ids, mask=mask)
+
+    servable = words(apply, {"table": TABLE, "other": np.ones(3, dtype)})
+    assert check_padding(servable).tolerance == allowed
+    assert check_padding(servable, tolerance=1e-4).tolerance == 1e-4
+
+
 def test_infinity_for_real_rows_is_an_answer() -> None:
     def apply(table: Any, *, ids: Any, mask: Any) -> Any:
         return jnp.log(mean_of_words(jnp.zeros_like(table), ids=ids, mask=mask))

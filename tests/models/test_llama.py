@@ -14,6 +14,7 @@ from servax.models import BadPool, TooManyTokens, llama, paged
 from servax.models.llama_config import LlamaConfig
 from servax.models.random_model import random_params
 from servax.models.rope import divisors
+from servax.models.turned import Turned
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -39,6 +40,10 @@ def config_of(model):
     return model.step.args[0]
 
 
+def of_layer(leaf, i):
+    return leaf.kernels[i].T if isinstance(leaf, Turned) else leaf[i]
+
+
 def reference(config: LlamaConfig, params, ids):
     """Logits of one sequence in float64, a head and a token at a time."""
     p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
@@ -58,7 +63,9 @@ def reference(config: LlamaConfig, params, ids):
 
     x = p["word"][ids]
     for i in range(config.num_layers):
-        w = {name: {key: leaf[i] for key, leaf in leaves.items()} for name, leaves in p["layers"].items()}
+        w = {
+            name: {key: of_layer(leaf, i) for key, leaf in each.items()} for name, each in p["layers"].items()
+        }
         qkv = norm(x, w["input_norm"]["scale"]) @ w["qkv"]["kernel"] + w["qkv"].get("bias", 0)
         heads = np.split(qkv, config.num_heads + 2 * config.num_kv_heads, axis=1)
         q, rest = heads[: config.num_heads], heads[config.num_heads :]
@@ -164,11 +171,12 @@ def test_copied_pages_go_on_alike(pool_of):
 
 def test_stacked_layers_are_the_same_model(llama_of):
     model = llama_of()
-    layers = {
-        name: {key: np.stack(leaf) for key, leaf in leaves.items()}
-        for name, leaves in model.params["layers"].items()
+    layers = config_of(model).num_layers
+    stacked = {
+        name: {key: np.stack([of_layer(leaf, i) for i in range(layers)]) for key, leaf in one.items()}
+        for name, one in model.params["layers"].items()
     }
-    stacked = {**model.params, "layers": layers}
+    stacked = {**model.params, "layers": stacked}
     ids, lengths = np.array([tokens_of(6)], np.int32), np.array([6], np.int32)
     run = jax.jit(model.forward)
     close(*(np.asarray(run(params, ids=ids, lengths=lengths)) for params in (stacked, model.params)))

@@ -101,3 +101,39 @@ def test_G12_what_is_not_finite_stays_in_its_row_of_a_mixed_step(llama_of):
         np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
         for name, part in after.items():
             np.testing.assert_array_equal(part[:, [2, 3, 6, 7]], pool[name][:, [2, 3, 6, 7]])
+
+
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_every_place_of_a_chunk_has_the_logits_of_a_chunk_that_ends_there(data, pool_of, llama_of):
+    """And a chunk is taken back by a step whose context ends before it."""
+    rows, length = 3, 4
+    pool = pool_of(page_size=3, pages=60, width=8, seed=data.draw(st.integers(0, 9)))
+    held = [data.draw(st.integers(1, 9)) for _ in range(rows)]
+    texts = [tokens_of(held[row] + length, row) for row in range(rows)]
+    pool.append({row: text[: held[row]] for row, text in enumerate(texts)}, rows=rows, chunk=9)
+    table = np.zeros((rows, 8), np.int32)
+    kv, many = pool.kv, jax.jit(llama_of().verify_step)
+    want = [
+        pool.append(
+            {row: text[held[row] + at : held[row] + at + 1] for row, text in enumerate(texts)}, rows=rows
+        )
+        for at in range(length)
+    ]
+    for row in range(rows):
+        table[row, : len(pool.tables[row])] = pool.tables[row]
+    inputs = {
+        "page_table": table,
+        "context_lengths": np.array(held, np.int32),
+        "chunk_lengths": np.full(rows, length, np.int32),
+    }
+    wrong = np.zeros((rows, length), np.int32)
+    _, kv = many(pool.model.params, kv, ids=wrong, **inputs)
+    right = np.array([text[held[row] :] for row, text in enumerate(texts)], np.int32)
+    got, after = many(pool.model.params, kv, ids=right, **inputs)
+    for row in range(rows):
+        for at in range(length):
+            close(np.asarray(got[row, at]), want[at][row])
+        own = np.array(pool.tables[row])
+        for name, part in after.items():
+            np.testing.assert_allclose(part[:, own], pool.kv[name][:, own], rtol=0, atol=1e-4)

@@ -1,4 +1,7 @@
-"""Decoders in int8: what rounding may change, what turning may not, and how well SmolLM2 still writes."""
+"""Decoders in int8: what rounding may change, what turning may not, and how well SmolLM2 still writes.
+
+The last also in bfloat16, beside the same float32.
+"""
 
 import dataclasses
 import functools
@@ -103,7 +106,7 @@ def exact(variant):
 
 @functools.cache
 def rounded_answers(variant):
-    small = tiny(int8=True, **VARIANTS[variant])
+    small = tiny(weights="int8", **VARIANTS[variant])
     return small, np.asarray(jax.jit(small.forward)(small.params, **texts_of(small)))
 
 
@@ -141,7 +144,7 @@ def test_int8_step_over_pages_equals_whole_sequences(dtype, near):
 
 
 def test_keys_and_values_beside_int8_weights_are_held_in_half_the_bytes():
-    small, model = tiny(int8=True), tiny()
+    small, model = tiny(weights="int8"), tiny()
     assert {part.dtype for part in small.init_kv(pages=3, page_size=4).values()} == {jnp.dtype(jnp.float16)}
     assert {part.dtype for part in model.init_kv(pages=3, page_size=4).values()} == {jnp.dtype(jnp.float32)}
     assert 2 * small.kv_bytes_per_token == model.kv_bytes_per_token == 2 * 4 * 2 * 2 * 8
@@ -200,17 +203,15 @@ def test_the_product_is_not_available_where_its_trial_fails(monkeypatch):
     assert not vnni.available.__wrapped__()
 
 
-def test_only_decoders_and_only_int8():
+def test_only_int8():
     with pytest.raises(UnsupportedModel, match="quantize must be int8 or left out, got 'int4'"):
         load("smollm2", quantize="int4")
-    with pytest.raises(UnsupportedModel, match="for models that generate text, got int8 for 'minilm'"):
-        load("minilm", quantize="int8")
 
 
 @pytest.fixture(scope="module")
 def smollm2():
-    """The tokenizer, and the logarithm of each token's probability in float32 and in int8."""
-    models = [load("smollm2"), load("smollm2", quantize="int8")]
+    """The tokenizer, and the logarithm of each token's probability in float32, int8 and bfloat16."""
+    models = [load("smollm2"), load("smollm2", quantize="int8"), load("smollm2", dtype="bfloat16")]
 
     def one(model):
         params = jax.device_put(model.params)
@@ -243,7 +244,7 @@ def test_smollm2_in_int8_predicts_nearly_what_it_does_in_float32(smollm2):
     Over the tokens here that ratio has a standard error of 0.0053, three of which are allowed. The divergence
     of the two distributions tells more: 0.009 on average, with a standard error of 0.0004.
     """
-    tokenizer, exact, rounded = smollm2
+    tokenizer, exact, rounded, _ = smollm2
     ids = wikipedia(tokenizer, ROWS, LENGTH)
     divergence, want, got = map(np.asarray, compared(exact(ids), rounded(ids), ids))
     assert 15 < np.exp(-want.mean()) < 30
@@ -251,8 +252,20 @@ def test_smollm2_in_int8_predicts_nearly_what_it_does_in_float32(smollm2):
     assert 0 < divergence.mean() < 0.011
 
 
+def test_smollm2_in_bfloat16_predicts_what_it_does_in_float32(smollm2):
+    """Over 3,072 tokens in rows of 256, perplexity is 1.0003 times that of float32, with an error of 0.0004.
+
+    Over the tokens here the error is 0.0007. The divergence is 0.0002, a fiftieth of that of int8.
+    """
+    tokenizer, exact, _, brief = smollm2
+    ids = wikipedia(tokenizer, ROWS, LENGTH)
+    divergence, want, got = map(np.asarray, compared(exact(ids), brief(ids), ids))
+    assert abs(np.exp((want - got).mean()) - 1) < 0.0003 + 4 * 0.0007
+    assert 0 < divergence.mean() < 0.0005
+
+
 def test_int8_smollm2_prefers_what_the_reference_prefers_clearly(smollm2):
-    _, _, rounded = smollm2
+    _, _, rounded, _ = smollm2
     path = Path(__file__).parent.parent / "golden" / "smollm2_greedy.json"
     texts = [one for one in json.loads(path.read_text(encoding="utf-8")) if len(one["prompt_ids"]) <= 10]
     ids = np.zeros((ROWS, LENGTH), np.int32)
