@@ -87,6 +87,8 @@ class GenerationConfig(BaseModel):
             CPU and 512 elsewhere.
         decode_steps: tokens chosen in one launch where nobody can join or leave; 1 for never more.
         prefix_cache: whether prompts that begin alike share pages.
+        draft_tokens: tokens guessed ahead of a text from what it said before, and checked in one step, while
+            few texts run and where that pays; 0 for none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -96,6 +98,7 @@ class GenerationConfig(BaseModel):
     prefill_chunk: int | None = Field(default=None, gt=0)
     decode_steps: int = Field(default=1, gt=0)
     prefix_cache: bool = True
+    draft_tokens: int = Field(default=0, ge=0)
 
 
 class FaultsConfig(BaseModel):
@@ -137,7 +140,9 @@ class ModelConfig(BaseModel):
         max_segments: most texts in one packed row; None means 16.
         sizes: `static`: a program for each bucket; `switched`: one program that holds all buckets; `tuned`:
             both, and each bucket runs by the faster. None means `static`.
-        quantize: `int8` for weights in eight bits, of a text model that generates; None means `float32`.
+        dtype: in which numbers a text model's matrices are held and multiplied: `bfloat16` is half the bytes,
+            and faster where the processor has such products; None means `float32`.
+        quantize: `int8` for weights in eight bits, instead of a dtype, of a text model.
         generation: of a model that generates text.
     """
 
@@ -152,6 +157,7 @@ class ModelConfig(BaseModel):
     layout: Literal["padded", "packed"] | None = None
     max_segments: int | None = Field(default=None, gt=0)
     sizes: Literal["static", "switched", "tuned"] | None = None
+    dtype: Literal["float32", "bfloat16"] | None = None
     quantize: Literal["int8"] | None = None
     generation: GenerationConfig = GenerationConfig()
 
@@ -189,6 +195,7 @@ class ServeConfig(ModelConfig, ProgramsConfig):
             none.
         tls_cert: file of the certificate chain (PEM), for both protocols; None for plain text.
         tls_key: file of its private key (PEM).
+        allow_load: whether clients may have a model loaded anew from where it came, as SIGHUP has all.
         seal: whether JAX tracing is switched off in the whole process after warm-up.
         strict: whether a program that cannot be made stops the server.
         drain_s: seconds that admitted requests get after a stop signal.
@@ -222,6 +229,7 @@ class ServeConfig(ModelConfig, ProgramsConfig):
     api_key: tuple[SecretStr, ...] = ()
     tls_cert: str | None = Field(default=None, min_length=1)
     tls_key: str | None = Field(default=None, min_length=1)
+    allow_load: bool = False
     seal: bool = True
     strict: bool = False
     drain_s: float = Field(default=30.0, ge=0, allow_inf_nan=False)

@@ -122,6 +122,12 @@ class Metrics:
         self._pages = Gauge(
             "servax_free_pages", "Pages of the KV pool that texts can take.", ["model"], registry=registry
         )
+        self._drafted = Counter(
+            "servax_draft_tokens", "Tokens guessed ahead and checked.", ["model"], registry=registry
+        )
+        self._accepted = Counter(
+            "servax_accepted_draft_tokens", "Of those, the ones that stood.", ["model"], registry=registry
+        )
         self.ready_of: Callable[[], Mapping[str, bool]] = dict
         registry.register(_Ready(self))
         for phase in ("warmup", "request"):
@@ -270,6 +276,9 @@ class Metrics:
         size = f"+{record.computed - rows}" if mixed else f"x{record.computed // rows}"
         program = f"{record.kind} {rows}{size}"
         self.batch(model, program, record.real, record.tokens, record.computed, record.seconds, reason="step")
+        if record.drafted:
+            self._drafted.labels(model).inc(record.drafted)
+            self._accepted.labels(model).inc(record.accepted)
         self.recent.batch(
             time.monotonic(),
             model,

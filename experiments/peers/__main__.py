@@ -23,21 +23,21 @@ from .environments import environment, versions
 from .folders import prepare
 from .place import Place
 from .summary import Row, draw, print_summary, summarise
-from .table import OURS, PEERS, WORKLOADS, Peer, quantized
+from .table import OURS, PEERS, VARIANTS, WORKLOADS, Peer, variant
 
 _GOLDEN = Path(__file__).resolve().parents[2] / "tests" / "golden"
 
 
-def chosen(workload: str, names: str, quantize: str = "") -> list[Peer]:
+def chosen(workload: str, names: str, variants: str = "") -> list[Peer]:
     """servax and the named peers of a workload; all of them for an empty name.
 
     Args:
         workload: which.
         names: of peers, with commas between.
-        quantize: weights of a second servax, beside the one in float32; empty for none.
+        variants: of our server, beside it as it is, with commas between; see `table.variant`.
 
     Raises:
-        ExperimentError: if there is no such workload or peer, or nothing to quantize in it.
+        ExperimentError: if there are no such workload, peer or variant.
     """
     if workload not in WORKLOADS:
         raise ExperimentError(f"A workload is one of {', '.join(WORKLOADS)}; got {workload!r}.")
@@ -46,17 +46,26 @@ def chosen(workload: str, names: str, quantize: str = "") -> list[Peer]:
     for name in wanted:
         if name not in known:
             raise ExperimentError(f"A peer of {workload} is one of {', '.join(known)}; got {name!r}.")
-    if quantize and workload != "decode":
-        raise ExperimentError(f"--quantize is for the workload decode; got {quantize!r} with {workload}.")
-    second = [quantized(quantize)] if quantize else []
-    return [known[OURS], *second, *(known[name] for name in wanted if name != OURS)]
+    asked = [one.strip() for one in variants.split(",") if one.strip()]
+    there = {"embed": ("bfloat16", "int8"), "decode": tuple(VARIANTS)}.get(workload, ())
+    for one in asked:
+        if not set(one.split("+")) <= set(there):
+            raise ExperimentError(
+                f"--variants of {workload} are of {', '.join(there) or 'nothing'}, with + between; got "
+                f"{one!r}."
+            )
+    others = [known[name] for name in wanted if name != OURS]
+    return [known[OURS], *(variant(workload, one) for one in asked), *others]
 
 
 def main(
     workload: Annotated[str, typer.Option(help="embed, offline or decode.")],
     peers: Annotated[str, typer.Option(help="Names with commas between; all by default.")] = "",
-    quantize: Annotated[
-        str, typer.Option(help="int8: also servax with such weights, as a system of its own (decode).")
+    variants: Annotated[
+        str,
+        typer.Option(
+            help="bfloat16, int8, guesses, or int8+guesses: also servax so, as systems of their own."
+        ),
     ] = "",
     clients: Annotated[str, typer.Option(help="At once, with commas between.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the result here.")] = None,
@@ -77,7 +86,7 @@ def main(
     """Compare servax with other servers on this machine."""
     # As Ctrl-C does: a kill of this process must not leave somebody's server behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    systems = chosen(workload, peers, quantize)
+    systems = chosen(workload, peers, variants)
     folder = work or _cache()
     place = Place(folder, prepare(folder, decoder=workload == "decode"), sys.executable)
     answers = golden or (_GOLDEN if _GOLDEN.is_dir() else None)

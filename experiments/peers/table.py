@@ -6,7 +6,7 @@ folder of its library), `store` (of servax's programs: the first start compiles,
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 WORKLOADS = ("embed", "offline", "decode")
@@ -188,15 +188,21 @@ DECODE = (
 )
 
 
-def quantized(weights: str) -> Peer:
-    """servax with such weights, beside itself in float32; `weights` as `servax serve --quantize` takes it."""
-    return Peer(
-        f"{OURS} {weights}",
-        (*_SERVE, "smollm2", "--quantize", weights),
-        shape="completions:smollm2",
-        ready_s=600.0,
-        note=f"weights and activations in {weights}",
-    )
-
-
 PEERS: Mapping[str, tuple[Peer, ...]] = {"embed": EMBED, "offline": OFFLINE, "decode": DECODE}
+VARIANTS = {
+    "bfloat16": ("--dtype", "bfloat16"),
+    "int8": ("--quantize", "int8"),
+    "guesses": ("--generation-draft-tokens", "7"),
+}
+"""Options of `servax serve`; guesses are for `decode`."""
+
+
+def variant(workload: str, name: str) -> Peer:
+    """Our server with options beside itself as it is; `name`: keys of `VARIANTS` with plus signs between."""
+    ours = PEERS[workload][0]
+    return replace(
+        ours,
+        name=f"{OURS} {name}",
+        start=(*ours.start, *(option for key in name.split("+") for option in VARIANTS[key])),
+        note=f"with {name.replace('+', ' and ')}",
+    )

@@ -36,6 +36,11 @@ from .programs import programs_of
 from .writers import Writer, generation_server, is_language_model, refuse_generation, writer
 
 LOADER = "servax.models.registry:load"
+# Options that a user's own model brings.
+_FIXED = (
+    *("max_batch", "max_length", "scheme", "max_elements", "layout", "max_segments", "sizes"),
+    *("dtype", "quantize", "name"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,9 @@ def load(config: ModelConfig, *, padded: bool = False) -> Resolved | Writer:
     """
     if ":" in config.model and not config.model.startswith((".", "/")):
         return _user_model(config)
-    model = import_attribute(LOADER)(config.model, max_tokens=config.max_length, quantize=config.quantize)
+    model = import_attribute(LOADER)(
+        config.model, max_tokens=config.max_length, dtype=config.dtype, quantize=config.quantize
+    )
     if model.task == "generation":
         return writer(model, config)
     refuse_generation(config)
@@ -101,18 +108,7 @@ def _user_model(config: ModelConfig) -> Resolved | Writer:
             f"module:attribute must be a Servable, a pair of one and its tokenizer, or make either, got "
             f"{type(servable).__name__} from {config.model!r}; name the Servable."
         )
-    fixed = {
-        "max_batch": config.max_batch,
-        "max_length": config.max_length,
-        "scheme": config.scheme,
-        "max_elements": config.max_elements,
-        "layout": config.layout,
-        "max_segments": config.max_segments,
-        "sizes": config.sizes,
-        "quantize": config.quantize,
-        "name": config.name,
-    }
-    given = [option for option, value in fixed.items() if value is not None]
+    given = [option for option in _FIXED if getattr(config, option) is not None]
     if given:
         raise ConfigError(
             f"A Servable brings its own grid and name, got {given[0]} for {config.model!r}; set it there."

@@ -51,7 +51,7 @@ def writer(model: LanguageModel, config: ModelConfig, *, own: bool = False) -> W
     Raises:
         ConfigError: one of them is for models of tensors.
     """
-    for option, what in (("max_length", "limit"), ("quantize", "weights")):
+    for option, what in (("max_length", "limit"), ("dtype", "weights"), ("quantize", "weights")):
         if own and (value := getattr(config, option)) is not None:
             raise ConfigError(
                 f"A language model brings its own {what}, got {option}={value!r} for "
@@ -114,6 +114,7 @@ def generation_server(
         max_rows=rows,
         prefill_chunk=options.prefill_chunk,
         decode_steps=options.decode_steps,
+        draft_tokens=options.draft_tokens,
         prefix_cache=options.prefix_cache,
         max_waiting=config.queue.rows,
         client_rows=config.queue.client_rows,

@@ -51,6 +51,9 @@ class GenerationServer(Host, TextHandle):
         mixed_buckets: `(rows, tokens)` of the programs that read prompts' tokens beside one of each row.
         decode_rows: rows of the decode programs; powers of two up to `max_rows` if left out.
         decode_steps: decode steps in one launch where nobody can join or leave; 1 for never more.
+        draft_tokens: tokens guessed ahead of a text and checked in one step, where up to `draft_rows` texts
+            run and that is predicted to pay, see `drafting`; 0 for none.
+        draft_rows: see `draft_tokens`.
         depth: steps in flight; 2 launches the next one before the last one is read.
         max_waiting: requests that wait at most; `client_rows` of them of one client.
         client_rows: see `max_waiting`; None for no bound.
@@ -89,6 +92,8 @@ class GenerationServer(Host, TextHandle):
         mixed_buckets: Sequence[tuple[int, int]] | None = None,
         decode_rows: Sequence[int] | None = None,
         decode_steps: int = 1,
+        draft_tokens: int = 0,
+        draft_rows: int = 4,
         depth: int = 2,
         max_waiting: int = 1024,
         client_rows: int | None = None,
@@ -125,6 +130,8 @@ class GenerationServer(Host, TextHandle):
             mixed_buckets=None if mixed_buckets is None else tuple(Bucket(*b) for b in mixed_buckets),
             decode_rows=None if decode_rows is None else tuple(decode_rows),
             decode_steps=decode_steps,
+            draft_tokens=draft_tokens,
+            draft_rows=draft_rows,
             depth=depth,
             prefix_cache=prefix_cache,
             priorities=written_weights(priority_weights),

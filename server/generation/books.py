@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .drafting import Draft, Drafting, drafter
 from .errors import PoolFault
 from .launches import Launch, Launcher, Member
 from .line import Line
@@ -46,6 +47,7 @@ class Books:
         limits: of the scheduler.
         decode_rows: sizes of the decode programs, rising.
         weights: of priorities, for who joins next; None for strict order.
+        drafting: decides when guesses are checked; None checks none.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Books:
         limits: Limits,
         decode_rows: Sequence[int],
         weights: Mapping[int, float] | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.cache, self.slots, self.table, self.limits = cache, slots, table, limits
         self.pool: PagePool = cache.pool
@@ -63,6 +66,7 @@ class Books:
         self.waiting = Line(weights)
         self.running: dict[int, Generation] = {}
         self.preemptions = 0
+        self.drafting = drafting
 
     @property
     def idle(self) -> bool:
@@ -71,6 +75,8 @@ class Books:
 
     def add(self, one: Generation) -> None:
         """A newcomer, or one that gave its pages up."""
+        if self.drafting is not None and one.drafter is None:
+            one.drafter = drafter(one.prompt, one.params, one.most, self.drafting.length)
         self.waiting.add(one)
 
     def check_idle(self) -> None:
@@ -99,7 +105,34 @@ class Books:
             slots=self.slots.free,
             limits=self.limits,
         )
+        if self.drafting is not None and not (decided.chunks or decided.preempt or decided.admit):
+            self._draft(decided)
         return decided, found
+
+    def _draft(self, decided: Plan) -> None:
+        """Check guesses instead of choosing one token of each, if that pays and there are pages for them."""
+        ones = [self.running[key] for key in decided.decode]
+        draft = self._drafted(ones)
+        if draft is None or any(one.flying for one in ones):
+            return
+        missing = {
+            one.rank[1]: self.pool.pages_for(one.context + 1 + len(guess)) - len(one.pages)
+            for one, guess in zip(ones, draft.guesses, strict=True)
+        }
+        if sum(max(count, 0) for count in missing.values()) <= self.cache.available:
+            decided.grow = {key: count for key, count in missing.items() if count > 0}
+            decided.steps, decided.draft = 1, draft
+
+    def _drafted(self, ones: Sequence[Generation]) -> Draft | None:
+        if self.drafting is None or not 0 < len(ones) <= self.drafting.rows:
+            return None
+        return self.drafting.choose([one.drafter for one in ones], [one.left for one in ones])
+
+    def awaits(self) -> bool:
+        """Whether the next step is better decided once the last one was read: guesses need its tokens."""
+        ones = [one for one in self.running.values() if one.left > 0]
+        reading = any(one.context < one.target for one in ones)
+        return not reading and self._drafted(ones) is not None
 
     def _running(self, one: Generation, short: bool) -> Running:
         refs = self.pool.refs
@@ -154,7 +187,9 @@ class Books:
             return
         if decided.bucket is not None:
             work.launches.append(launcher.prefill(decided.bucket, parts))
-        if decoding:
+        if decided.draft is not None:
+            work.launches.append(launcher.verify(decided.draft.bucket, decoding, decided.draft.guesses))
+        elif decoding:
             work.launches.append(launcher.decode(decoding, decided.steps))
 
     def _grow(self, one: Generation, count: int) -> None:
@@ -190,8 +225,13 @@ class Books:
 
     # -- come back ----------------------------------------------------------------------------------
 
-    def landed(self, member: Member) -> None:
-        """A step that names a sequence was read, or will never be."""
+    def landed(self, member: Member, taken: int | None = None) -> None:
+        """A step that names a sequence was read, or will never be.
+
+        Args:
+            member: of that step.
+            taken: tokens that stand, where it checked guesses; the others are taken back.
+        """
         one = member.who
         one.flying -= 1
         one.pending -= member.chosen
@@ -201,6 +241,10 @@ class Books:
             self._leave(one)
         elif one.epoch == member.epoch:
             one.read = member.read
+            if taken is not None:
+                # No other step names it, or guesses could not have been checked.
+                one.context = one.read = member.read - member.chosen + taken
+                self.table.ints[slot, [CONTEXT, STEP]] = one.context, len(one.text) + taken
 
     def publish(self, one: Generation) -> None:
         """Let others find the pages that are full of tokens that were read."""
@@ -208,7 +252,9 @@ class Books:
         if one.state is not State.RUNNING or one.read // size <= len(one.entries) or not one.published:
             return
         tokens = one.tokens()
-        while one.published and len(one.entries) < one.read // size:
+        # A text may end before the last token of a step of several.
+        full = min(one.read, len(tokens)) // size
+        while one.published and len(one.entries) < full:
             at = len(one.entries)
             parent = one.entries[-1] if one.entries else None
             block = tokens[at * size : (at + 1) * size]

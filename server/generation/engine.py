@@ -32,13 +32,15 @@ class StepRecord:
     """One launched program, as told to `on_step`.
 
     Attributes:
-        kind: `decode`, `prefill` or `mixed`.
+        kind: `decode`, `prefill`, `mixed` or `verify`.
         rows: rows of the program; `real` of them are sequences.
         real: see `rows`.
         tokens: real tokens in it.
         computed: tokens computed, padding included.
         seconds: from its launch until it was read.
         free_pages: that could be taken after the launch.
+        drafted: tokens of it that were guesses; `accepted` of those were right.
+        accepted: see `drafted`.
     """
 
     kind: str
@@ -48,12 +50,19 @@ class StepRecord:
     computed: int
     seconds: float
     free_pages: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True)
 class _Flight:
     launches: list[tuple[Launch, Any]]
     begun_s: float
+
+    @property
+    def guesses(self) -> bool:
+        """Whether it says only when it is read how far its texts have come."""
+        return any(launch.key.kind == "verify" for launch, _ in self.launches)
 
 
 class Engine:
@@ -81,6 +90,7 @@ class Engine:
         self.books, self.programs, self.desk, self._clock = books, programs, desk, clock
         self._depth, self._on_step = depth, on_step
         self._flights: deque[_Flight] = deque()
+        self._landed_s = 0.0
         self.steps = 0
 
     def run(self) -> None:
@@ -116,6 +126,8 @@ class Engine:
     # -- launch -------------------------------------------------------------------------------------
 
     def _launch(self) -> bool:
+        if self._flights and (self._flights[-1].guesses or self.books.awaits()):
+            return False
         flight, work = _Flight([], self._clock.now()), Work()
         try:
             decided, found = self.books.plan()
@@ -149,19 +161,23 @@ class Engine:
             self._flights.appendleft(flight)
             self._recover(error)
             return
+        now_s = self._clock.now()
+        if self.books.drafting is not None and len(read) == 1:
+            self.books.drafting.pace.note(read[0][0].key, now_s - max(flight.begun_s, self._landed_s))
+        self._landed_s = now_s
         for launch, out in read:
             for row, member in enumerate(launch.members):
                 self._member(member, row, out)
-            self._tell(launch, self._clock.now() - flight.begun_s)
+            self._tell(launch, out, self._clock.now() - flight.begun_s)
 
     def _member(self, member: Member, row: int, out: dict[str, np.ndarray]) -> None:
         one = member.who
-        over = one.over
-        self.books.landed(member)
+        over, taken = one.over, int(out["taken"][row]) if "taken" in out else None
+        self.books.landed(member, taken)
         if over:
             return
         try:
-            for step in range(member.chosen):
+            for step in range(member.chosen if taken is None else taken):
                 if not out["finite"][step, row]:
                     raise ModelError("the model's logits were not finite for this request")
                 if self._token(one, int(out["tokens"][step, row]), _logprobs(one, out, step, row)):
@@ -180,19 +196,20 @@ class Engine:
         self.desk.send(one, delta)
         return last
 
-    def _tell(self, launch: Launch, seconds: float) -> None:
+    def _tell(self, launch: Launch, out: dict[str, np.ndarray], seconds: float) -> None:
         if self._on_step is None:
             return
-        key = launch.key
+        key, rows = launch.key, len(launch.members)
         tokens = int(launch.inputs["ints"][:, LENGTH].sum()) * (key.chunk if key.kind == "decode" else 1)
         record = StepRecord(
             key.kind,
             key.rows,
-            len(launch.members),
+            rows,
             tokens,
             key.tokens,
             seconds,
             self.books.cache.available,
+            *((tokens - rows, int(out["taken"][:rows].sum()) - rows) if "taken" in out else ()),
         )
         try:
             self._on_step(record)
@@ -241,6 +258,8 @@ class Engine:
 def _read(launch: Launch, out: Any) -> dict[str, np.ndarray]:
     """Wait for a step; its tokens, and what else somebody asked for."""
     read = {"tokens": np.asarray(out.tokens), "finite": np.asarray(out.finite)}
+    if launch.key.kind == "verify":
+        read["taken"] = np.asarray(out.taken)
     if any(member.who.params.logprobs is not None for member in launch.members):
         for name in ("logprobs", "top_ids", "top_logprobs"):
             read[name] = np.asarray(getattr(out, name))

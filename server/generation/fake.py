@@ -49,17 +49,19 @@ class FakeModel:
     Args:
         vocab_size: tokens; 1 ends a text.
         max_tokens: longest sequence.
+        words: tokens that it chooses are smaller; few of them repeat.
     """
 
     name = "fake"
     params: Mapping[str, Any] = {}
     eos_ids = (1,)
     step = None
-    mixed_step = True
+    mixed_step = verify_step = True
     kv_shapes = None
 
-    def __init__(self, vocab_size: int = 64, max_tokens: int = 256) -> None:
+    def __init__(self, vocab_size: int = 64, max_tokens: int = 256, words: int | None = None) -> None:
         self.vocab_size = vocab_size
+        self.words = vocab_size if words is None else words
         self.limits = {"tokens": max_tokens}
         self.tokenizer = FakeTokenizer()
 
@@ -82,7 +84,7 @@ class FakePrograms:
     """
 
     def __init__(self, model: FakeModel, shapes: Shapes) -> None:
-        self._vocab, self._shapes = model.vocab_size, shapes
+        self._vocab, self._words, self._shapes = model.vocab_size, model.words, shapes
         self.log: list[tuple[Key, int]] = []
         self.broken: set[int] = set()
         self.poison: Any = None
@@ -116,6 +118,8 @@ class FakePrograms:
             raise RuntimeError("the device is out of luck")
         ints = batch["ints"].copy()
         self.log.append((key, int((ints[:, r.LENGTH] > 0).sum())))
+        if key.kind == "verify":
+            return self._verify(key, batch, ints)
         steps = key.chunk if key.kind == "decode" else 1
         tokens = np.zeros((steps, key.rows), np.int32)
         finite = np.ones((steps, key.rows), bool)
@@ -124,8 +128,28 @@ class FakePrograms:
                 ids = self._ids(key, batch, row, ints[row])
                 tokens[step, row], finite[step, row] = self._row(ints[row], batch, row, ids)
             ints[:, [r.CONTEXT, r.STEP]] += ints[:, r.LENGTH, None]
-        zeros = np.zeros((steps, key.rows, self._shapes.tops), np.float32)
+        return self._said(tokens, finite)
+
+    def _verify(self, key: Key, batch: Mapping[str, np.ndarray], ints: np.ndarray) -> SimpleNamespace:
+        """A row's token and its guesses one after another, and those behind a wrong one for nothing."""
+        tokens = np.zeros((key.chunk, key.rows), np.int32)
+        finite, taken = np.ones((key.chunk, key.rows), bool), np.zeros(key.rows, np.int32)
+        for row, of_row in enumerate(ints):
+            guesses, stands = batch["guesses"][row], of_row[r.LENGTH] > 0
+            ids, count = np.append(self._last[of_row[r.SLOT]], guesses), of_row[r.LENGTH]
+            for place in range(count):
+                one = of_row.copy()
+                one[[r.CONTEXT, r.STEP]] += place
+                one[r.LENGTH], one[r.SAMPLE] = 1, stands
+                tokens[place, row], finite[place, row] = self._row(one, batch, row, ids[place : place + 1])
+                taken[row] += stands
+                stands = stands and place + 1 < count and tokens[place, row] == guesses[place]
+        return self._said(tokens, finite, taken=taken)
+
+    def _said(self, tokens: np.ndarray, finite: np.ndarray, **more: np.ndarray) -> SimpleNamespace:
+        zeros = np.zeros((*tokens.shape, self._shapes.tops), np.float32)
         return SimpleNamespace(
+            **more,
             tokens=tokens,
             finite=finite,
             logprobs=zeros[..., 0],
@@ -173,7 +197,7 @@ class FakePrograms:
         if floats[r.FREQUENCY]:
             counts = self._seen[slot]
             seed += int((counts * np.arange(1, self._vocab + 1)).sum() % _MODULUS)
-        token = next_token(held, self._vocab, seed, int(ints[r.STEP]))
+        token = next_token(held, self._words, seed, int(ints[r.STEP]))
         if ints[r.SAMPLE]:
             self._last[slot] = token
             self._seen[slot, token] += 1

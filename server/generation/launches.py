@@ -22,7 +22,7 @@ class Member(NamedTuple):
         who: the sequence.
         epoch: of its pages then.
         read: tokens in the pool once the step has run.
-        chosen: tokens that the step chooses for it.
+        chosen: tokens that the step chooses for it, at most if it checks guesses.
     """
 
     who: Generation
@@ -70,6 +70,17 @@ class Launcher:
         parts = [(one, Chunk(one.rank[1], 1, last=True)) for one in _ordered(ones)]
         return self._launch(Key("decode", rows, steps), parts, {}, steps)
 
+    def verify(self, bucket: Bucket, ones: Sequence[Generation], guesses: Sequence[Sequence[int]]) -> Launch:
+        """One token of each and those that may follow; how many stand is known once it is read."""
+        key = Key("verify", *bucket)
+        tokens, parts = no_tokens(key), []
+        told = {one.rank[1]: guess for one, guess in zip(ones, guesses, strict=True)}
+        for row, one in enumerate(_ordered(ones)):
+            guess = told[one.rank[1]]
+            tokens["guesses"][row, : len(guess)] = guess
+            parts.append((one, Chunk(one.rank[1], 1 + len(guess), last=True)))
+        return self._launch(key, parts, tokens, guessed=True)
+
     def mixed(self, bucket: Bucket, parts: Sequence[Part], ones: Sequence[Generation]) -> Launch:
         """A token of each of `ones` and the chunks of `parts`."""
         key = Key("mixed", *bucket)
@@ -90,7 +101,9 @@ class Launcher:
                     tokens["reads"] = np.array(row, np.int32)
         return self._launch(key, ordered, tokens)
 
-    def _launch(self, key: Key, parts: Sequence[Part], tokens: Inputs, steps: int = 1) -> Launch:
+    def _launch(
+        self, key: Key, parts: Sequence[Part], tokens: Inputs, steps: int = 1, *, guessed: bool = False
+    ) -> Launch:
         ints = self._table.ints
         slots = [one.place for one, _ in parts]
         for slot, (_, chunk) in zip(slots, parts, strict=True):
@@ -98,7 +111,10 @@ class Launcher:
         inputs = self._table.inputs(slots, key.rows, self._pool) | tokens
         ints[slots, CONTEXT] += ints[slots, LENGTH] * steps
         ints[slots, STEP] += ints[slots, SAMPLE] * steps
-        members = [self._launched(one, chunk.length * steps, chunk.last * steps) for one, chunk in parts]
+        members = [
+            self._launched(one, chunk.length * steps, chunk.length if guessed else chunk.last * steps)
+            for one, chunk in parts
+        ]
         return Launch(key, inputs, members)
 
     def _launched(self, one: Generation, tokens: int, chosen: int) -> Member:

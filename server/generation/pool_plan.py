@@ -67,7 +67,7 @@ def plan_pool(programs: Programs, keys: Sequence[Key], *, budget_bytes: int, dep
     """
     hungry = [
         max((key for key in keys if key.kind == kind), key=lambda key: key.tokens)
-        for kind in ("prefill", "decode", "mixed")
+        for kind in ("prefill", "decode", "mixed", "verify")
         if any(key.kind == kind for key in keys)
     ]
     for key in hungry:

@@ -1,9 +1,9 @@
 """The programs of a language model: a fixed set, compiled ahead of time.
 
-`decode` runs rows of one token, `prefill` rows of a chunk and `mixed` rows of one token with further tokens
-of prompts beside them, each with the sampler compiled in; `copy` copies pages, `fill` writes one slot's token
-counts and `zeros` makes the state. The state, KV pool and last tokens, goes from program to program and is
-donated to each; parameters are arguments that all share.
+`decode` runs rows of one token, `prefill` rows of a chunk, `mixed` rows of one token with further tokens of
+prompts beside them and `verify` rows of one token with guesses behind it, each with the sampler compiled in;
+`copy` copies pages, `fill` writes one slot's token counts and `zeros` makes the state. The state, KV pool and
+last tokens, goes from program to program and is donated to each; parameters are arguments that all share.
 """
 
 import functools
@@ -22,6 +22,7 @@ from .errors import StateFault
 from .recipes import Maker, Recipe
 from .sampler import choose, count
 from .seam import NULL_PAGE, SINK_PAGE, LanguageModel
+from .verify import verify
 
 COPIES = 8
 State = dict[str, Any]
@@ -32,9 +33,9 @@ class Key(NamedTuple):
     """Names a program.
 
     Attributes:
-        kind: `decode`, `prefill`, `mixed`, `copy`, `fill` or `zeros`.
+        kind: `decode`, `prefill`, `mixed`, `verify`, `copy`, `fill` or `zeros`.
         rows: rows of the batch.
-        chunk: tokens a row (prefill), steps (decode), or tokens beside those of the rows (mixed).
+        chunk: tokens a row (prefill, verify), steps (decode), or tokens beside those of the rows (mixed).
     """
 
     kind: str
@@ -150,6 +151,8 @@ class Programs:
             run = functools.partial(_decode, self.model.step, self.shapes.tops, key.chunk)
         elif key.kind == "prefill":
             run = functools.partial(_prefill, self.model.step, self.shapes.tops)
+        elif key.kind == "verify":
+            run = functools.partial(verify, cast(Any, self.model).verify_step, self.shapes.tops)
         else:
             run = functools.partial(_mixed, cast(Any, self.model).mixed_step, self.shapes.tops)
         params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.model.params)

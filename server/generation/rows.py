@@ -37,12 +37,14 @@ def token_shapes(key: Program) -> dict[str, tuple[int, ...]]:
 
     `prefill`: `ids`, a chunk a row. `mixed`: `ids`, a token a row or -1 for the one chosen last, `further`,
     ids, rows (-1 for padding) and places of other tokens of the rows' chunks, and `reads`, the row whose
-    further tokens have a past.
+    further tokens have a past. `verify`: `guesses`, tokens that may follow a row's last one.
     """
     if key.kind == "prefill":
         return {"ids": (key.rows, key.chunk)}
     if key.kind == "mixed":
         return {"ids": (key.rows,), "further": (3, key.chunk), "reads": ()}
+    if key.kind == "verify":
+        return {"guesses": (key.rows, key.chunk - 1)}
     return {}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .chunking import Bucket, Prompt, choose
+from .drafting import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class Plan:
         chunks: what it reads.
         decode: rows that decode.
         steps: how many steps of it.
+        draft: guesses that are checked in that step; None for none.
     """
 
     preempt: list[int] = field(default_factory=list)
@@ -115,6 +117,7 @@ class Plan:
     chunks: list[Chunk] = field(default_factory=list)
     decode: list[int] = field(default_factory=list)
     steps: int = 1
+    draft: Draft | None = None
 
     @property
     def empty(self) -> bool:

@@ -44,7 +44,8 @@ class LanguageModel(Protocol):
 
     One with `mixed_step` as well reads prompts in the step that decodes: `mixed_step(params, kv, *, ids,
     further_ids, further, reads, page_table, context_lengths, chunk_lengths)`, see
-    `servax.models.llama.mixed_step`.
+    `servax.models.llama.mixed_step`. One with `verify_step` can check guesses of several tokens in one step:
+    arguments as of `step`, logits float32 `(rows, chunk, vocab)` after every token.
 
     Attributes:
         name: the name it is served by.

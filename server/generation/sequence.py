@@ -9,6 +9,7 @@ import numpy as np
 
 from ..batching.request import DEFAULT_PRIORITY, IllegalMove
 from ..errors import ServerError
+from .drafting import Drafter
 from .output import Delta, TokenLogprobs, Usage
 from .params import SamplingParams
 from .prefix import Entry, Namespace
@@ -73,12 +74,13 @@ class Generation:
         retries: how often a step that named it failed.
         cached: tokens of the prompt that were found in the prefix cache, at the first admission.
         banked: deltas that are sent at the end, if it does not stream.
+        drafter: guesses its next tokens; None where nothing is guessed.
     """
 
     __slots__ = (
-        "banked", "cached", "client", "context", "deadline_s", "detokenizer", "entries", "epoch", "flying",
-        "most", "namespace", "pages", "params", "pending", "prompt", "published", "rank", "read", "retries",
-        "scanner", "seed", "sink", "slot", "state", "stop_ids", "streams", "target", "text",
+        "banked", "cached", "client", "context", "deadline_s", "detokenizer", "drafter", "entries", "epoch",
+        "flying", "most", "namespace", "pages", "params", "pending", "prompt", "published", "rank", "read",
+        "retries", "scanner", "seed", "sink", "slot", "state", "stop_ids", "streams", "target", "text",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +107,7 @@ class Generation:
         self.namespace = namespace if namespace is not None else Namespace()
         self.detokenizer, self.scanner = detokenizer, StopScanner(params.stop)
         self.streams, self.banked = streams, list[Delta]()
+        self.drafter: Drafter | None = None
         self.state = State.WAITING
         self.text: list[int] = []
         self.pending = self.context = self.read = self.flying = self.epoch = self.retries = 0
@@ -159,6 +162,8 @@ class Generation:
     def take(self, token: int, logprobs: TokenLogprobs | None) -> Delta:
         """Add a token that was read; the delta to send, with a reason in it if it is the last one."""
         self.text.append(token)
+        if self.drafter is not None:
+            self.drafter.push(token)
         known = (logprobs,) if logprobs is not None else ()
         stopped = token in self.stop_ids and len(self.text) > self.params.min_tokens
         text = self.scanner.push("" if stopped else self.detokenizer.push((token,)))

@@ -13,6 +13,7 @@ from .books import Books
 from .chunking import Bucket, default_buckets, default_mixed
 from .desk import Desk
 from .door import Bounds
+from .drafting import Drafting, verify_buckets
 from .engine import Engine, StepRecord
 from .pages import PagePool
 from .prefix import PrefixCache
@@ -43,9 +44,12 @@ class Setup:
     tops: int
     biases: int
     stop_ids: int
+    draft_tokens: int = 0
+    draft_rows: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_rows", "prefill_chunk", "decode_steps", "depth", "tops", "stop_ids"):
+        counts = ("page_size", "max_rows", "prefill_chunk", "decode_steps", "depth", "tops", "stop_ids")
+        for name in (*counts, "draft_rows"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} is at least 1; got {value}")
         for name in ("prefill_buckets", "mixed_buckets"):
@@ -54,6 +58,8 @@ class Setup:
                     raise ConfigError(f"{name} have at least 1 row and 1 token; got {tuple(bucket)}")
         if self.biases < 0:
             raise ConfigError(f"max_logit_bias is at least 0; got {self.biases}")
+        if self.draft_tokens < 0:
+            raise ConfigError(f"draft_tokens is at least 0, for no guesses; got {self.draft_tokens}")
         if self.pages is not None and self.pages <= FIRST_PAGE:
             raise ConfigError(f"pages is more than {FIRST_PAGE}, null and sink page; got {self.pages}")
 
@@ -78,6 +84,7 @@ def build(
         pages = FIRST_PAGE + setup.max_rows * -(-min(tokens, _DEFAULT_TOKENS) // setup.page_size)
     rows = _ladder(setup)
     buckets, mixed = _buckets(model, setup)
+    guessing = _guessing(model, setup)
     # Twice the rows: one whose last step is not read delays no newcomer.
     slots = 2 * setup.max_rows
     bias_places = setup.biases + setup.stop_ids
@@ -91,10 +98,12 @@ def build(
         Limits(setup.page_size, setup.max_rows, buckets, setup.decode_steps, mixed, rows),
         rows,
         parse_weights(setup.priorities),
+        Drafting(guessing, rows) if guessing else None,
     )
     keys = [Key("zeros"), Key("copy"), Key("fill")]
     keys += [Key("prefill", *bucket) for bucket in buckets] + [Key("mixed", *bucket) for bucket in mixed]
     keys += [Key("decode", size, steps) for steps in sorted({1, setup.decode_steps}) for size in rows]
+    keys += [Key("verify", *bucket) for bucket in guessing]
     engine = Engine(books, make_programs(model, shapes), desk, clock, depth=setup.depth, on_step=on_step)
     bounds = Bounds(tokens, pool.size * setup.page_size, tops, setup.biases, setup.stop_ids)
     return engine, keys, bounds
@@ -116,6 +125,17 @@ def _buckets(model: LanguageModel, setup: Setup) -> tuple[tuple[Bucket, ...], tu
         return setup.prefill_buckets, mixed
     buckets = default_buckets(budget, setup.max_rows)
     return tuple(one for one in buckets if one.rows == 1 or not mixed), mixed
+
+
+def _guessing(model: LanguageModel, setup: Setup) -> tuple[Bucket, ...]:
+    """Programs that check guesses."""
+    if not setup.draft_tokens:
+        return ()
+    if getattr(model, "verify_step", None) is None:
+        raise ConfigError(
+            f"guesses are checked by a model's verify_step; {model.name} has none: leave draft_tokens out"
+        )
+    return verify_buckets(setup.draft_tokens, min(setup.draft_rows, setup.max_rows))
 
 
 def _chunk(setup: Setup) -> int:

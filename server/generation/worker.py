@@ -30,6 +30,7 @@ from .rows import no_tokens
 
 OnProgress = Callable[[str, WarmupStep], None]
 _log = logging.getLogger(__name__)
+_RUNS = 3  # of a program whose seconds are weighed
 
 
 class Worker:
@@ -141,6 +142,7 @@ class Worker:
                     raise error
         except CancelledError:
             return False
+        self._pace(keys)
         self._sealed = settle(self._compiler, seal=self._seal)
         return True
 
@@ -157,6 +159,14 @@ class Worker:
             self.report.failed[key] = named(error)
             return error
         return None
+
+    def _pace(self, keys: Sequence[Key]) -> None:
+        """Where guesses are weighed, time the steps between which it is chosen, now that nothing compiles."""
+        drafting = self._engine.books.drafting
+        if drafting is not None:
+            for key in keys:
+                if key.kind in ("decode", "verify") and not self._stop.is_set():
+                    drafting.pace.note(key, min([self._probe(key) for _ in range(_RUNS)]))
 
     def _tell(self, key: Key, error: Exception | None) -> None:
         if self._on_progress is None:

@@ -195,14 +195,22 @@ def test_peers_are_chosen_by_name() -> None:
         chosen("train", "")
 
 
-def test_servax_with_smaller_weights_is_a_system_beside_itself() -> None:
-    ours, small = chosen("decode", OURS, "int8")
-    assert (ours.name, small.name) == ("servax", "servax int8")
+@pytest.mark.parametrize("workload", ["embed", "decode"])
+def test_a_variant_of_servax_is_a_system_beside_itself(workload: str) -> None:
+    ours, half, small = chosen(workload, OURS, "bfloat16, int8")
+    assert [one.name for one in (ours, half, small)] == ["servax", "servax bfloat16", "servax int8"]
+    assert half.start == (*ours.start, "--dtype", "bfloat16")
     assert small.start == (*ours.start, "--quantize", "int8")
-    assert small.shape == ours.shape
-    assert not small.environment
-    with pytest.raises(ExperimentError, match="for the workload decode; got 'int8' with embed"):
-        chosen("embed", "", "int8")
+    assert half.shape == small.shape == ours.shape
+    assert not half.environment
+    with pytest.raises(ExperimentError, match=r"embed are of bfloat16, int8, .* got 'guesses'"):
+        chosen("embed", "", "bfloat16,guesses")
+    with pytest.raises(ExperimentError, match=r"offline are of nothing, .* got 'int8'"):
+        chosen("offline", "", "int8")
+    assert chosen("decode", OURS, "int8+guesses")[1].start[-4:] == (
+        *("--quantize", "int8"),
+        *("--generation-draft-tokens", "7"),
+    )
 
 
 def test_the_table_names_what_exists() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import servax
+from servax.models import tiny
 from servax.server.cli import wiring
 from servax.server.cli.writers import Writer
 from servax.server.config import ModelConfig, ServeConfig
@@ -88,6 +89,7 @@ def test_several_models_are_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_elements": 10}, "got max_elements=10"),
         ({"max_length": 10}, "brings its own limit, got max_length=10"),
         ({"quantize": "int8"}, "brings its own weights, got quantize='int8'"),
+        ({"dtype": "bfloat16"}, "brings its own weights, got dtype='bfloat16'"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options: dict[str, Any], words: str) -> None:
@@ -99,6 +101,38 @@ def test_options_of_language_models_are_for_those(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("servax.double", double, raising=False)
     with pytest.raises(ConfigError, match=r"got generation.page_size for 'servax:double'"):
         build(model="servax:double", generation={"page_size": 8})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": "bfloat16"}, {"dtype": "float32"}, {"quantize": "int8", "max_length": 9}]
+)
+def test_options_of_weights_reach_the_loader(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def loader(name: str, **options: Any) -> Any:
+        asked.update(options)
+        return tiny()
+
+    monkeypatch.setattr("servax.loader", loader, raising=False)
+    monkeypatch.setattr(wiring, "LOADER", "servax:loader")
+    assert isinstance(wiring.load(ModelConfig(model="smollm2", **options)), Writer)
+    want = {"max_tokens": options.get("max_length"), "dtype": None, "quantize": None}
+    assert asked == {name: options.get(name, value) for name, value in want.items()}
+
+
+def test_two_kinds_of_weights_are_refused() -> None:
+    with pytest.raises(ConfigError, match="takes no dtype beside it, got quantize='int8' and dtype='bfloat"):
+        build(model="smollm2", dtype="bfloat16", quantize="int8")
+
+
+def test_a_dtype_that_is_not_computed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"dtype .*'float32' or 'bfloat16'.* 'float16'"):
+        read_settings({"dtype": "float16"}, {})
+    monkeypatch.setattr("servax.double", double, raising=False)
+    with pytest.raises(ConfigError, match="got dtype for 'servax:double'"):
+        build(model="servax:double", dtype="bfloat16")
 
 
 def test_commands_about_buckets_name_what_they_are_for() -> None:

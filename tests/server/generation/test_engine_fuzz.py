@@ -50,6 +50,8 @@ def play(bench, rng, count):
         (4, 1500, {"pages": 14, "cache": False}),
         (5, 1500, {"pages": 16, "rows": 3, "depth": 3}),
         (6, 1500, {"pages": 30, "page_size": 3, "buckets": ((1, 5),)}),
+        (7, 1500, {"pages": 14, "words": 4, "draft": 3, "rows": 3}),
+        (8, 1500, {"pages": 40, "words": 3, "draft": 7, "rows": 4, "steps": 2}),
     ],
 )
 def test_each_text_is_the_one_it_has_alone(bench, seed, count, options):
