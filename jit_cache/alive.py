@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from .outputs import Outputs
 from .servable import Servable
+from .watched import Watched
 
 SHARED = "shared"
 
@@ -33,8 +34,13 @@ class Alive:
         self._executables[key] = executable
         self._facts[executable] = facts
 
-    def infer_outputs(self, servable: Servable, key: Hashable) -> None:
+    def infer_outputs(self, servable: Servable, key: Hashable, watched: Watched) -> None:
         """Find out what a servable returns, or take it from another one of the same key and grid.
+
+        Args:
+            servable: the servable.
+            key: of its code and shapes.
+            watched: sees whether its code stays what the key says.
 
         Raises:
             OutputError, SignatureError: as `Servable.outputs`.
@@ -45,4 +51,6 @@ class Alive:
         if known is not None:
             servable.take_outputs(known)
         else:
-            self._outputs[of] = servable.outputs
+            found = watched.during(lambda: servable.outputs)
+            if not watched.changed:
+                self._outputs[of] = found

@@ -16,6 +16,7 @@ from .program import Built, build
 from .servable import Servable
 from .store import Executables, Fingerprint, Store
 from .store.load import Attempt, Loaded
+from .watched import Watched
 
 _MADE = "made"
 
@@ -28,10 +29,13 @@ class Part:
         key: of its part; it has the process's number.
         servable: of what.
         bucket: at which sizes.
+        watched: sees whether its code stays what the key says.
     """
 
-    def __init__(self, store: Store, key: Fingerprint, servable: Servable, bucket: Bucket) -> None:
-        self._servable, self._bucket = servable, bucket
+    def __init__(
+        self, store: Store, key: Fingerprint, servable: Servable, bucket: Bucket, watched: Watched
+    ) -> None:
+        self._servable, self._bucket, self._watched = servable, bucket, watched
         self._attempt = Attempt(store, key, servable.devices, Executables())
         self._begin_s = time.perf_counter()
 
@@ -53,13 +57,13 @@ class Part:
         built: list[Built] = []
 
         def compile_now() -> Any:
-            built.append(build(self._servable, self._bucket))
+            built.append(self._watched.during(lambda: build(self._servable, self._bucket)))
             return built[-1].executable
 
         def facts(_: Any) -> dict[str, Any]:
             return {**described(built[-1]), _MADE: made}
 
-        found, payload = self._attempt.compile(compile_now, facts, self._begin_s)
+        found, payload = self._attempt.compile(compile_now, facts, self._begin_s, self._watched.why)
         self._attempt.save(found, payload)
         return found
 

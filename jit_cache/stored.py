@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import jax
 
@@ -22,6 +22,7 @@ from .stepped import Layout, StepPlan, build_stepped
 from .store import Fingerprint, Fingerprinter, Store, load_or_compile
 from .store.load import COMPILER, Loaded
 from .store.timings import Timings
+from .watched import Watched
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class StoredPrograms:
             WeakKeyDictionary()
         )
         self._keys: WeakKeyDictionary[Servable, dict[Bucket, Fingerprint]] = WeakKeyDictionary()
+        self._changing: WeakSet[Servable] = WeakSet()
 
     def fingerprint(self, servable: Servable, bucket: Bucket) -> Fingerprint | None:
         """The key of a program; None if the servable's code cannot be described.
@@ -81,8 +83,30 @@ class StoredPrograms:
         key = self.fingerprint(servable, servable.grid.buckets[-1])
         if key is None:
             _ = servable.outputs
-        else:
-            self._alive.infer_outputs(servable, key.digest)
+            return
+        watched = self._watched(servable)
+        self._alive.infer_outputs(servable, key.digest, watched)
+        if watched.changed:
+            self._made_anew(servable)
+
+    def _watched(self, servable: Servable) -> Watched:
+        maker = self._makers[servable]
+        if maker is None:
+            raise FingerprintError(f"code without a key is not watched; got {servable.name!r}: compile it")
+        return Watched(maker, lambda: servable.code)
+
+    def _made_anew(self, servable: Servable) -> None:
+        """Its code is not what its keys say: nothing more is taken or kept by them."""
+        if servable not in self._changing:
+            self._changing.add(servable)
+            _log.warning(
+                "what the code of model %r reads changed while it was traced; what was traced meanwhile is "
+                "neither stored nor shared: pass what changes as an argument, and let it remember nothing",
+                servable.name,
+            )
+        self._makers[servable], self._keys[servable] = self._maker(servable), {}
+        self._stepped_keys.pop(servable, None)
+        self.fingerprint(servable, servable.grid.buckets[-1])
 
     def _maker(self, servable: Servable) -> Fingerprinter | None:
         try:
@@ -152,11 +176,19 @@ class StoredPrograms:
     def part(self, servable: Servable, bucket: Bucket) -> Part | None:
         """This process's part of a program of several; None without a store, or if its code has no key."""
         key = None if self.store is None else self.fingerprint(servable, bucket)
-        return None if self.store is None or key is None else Part(self.store, key, servable, bucket)
+        if self.store is None or key is None:
+            return None
+        return Part(self.store, key, servable, bucket, self._watched(servable))
 
     def _load(self, servable: Servable, key: Fingerprint, make: Callable[[], Built]) -> Loaded:
         place = (key.digest, servable.devices)
-        loaded = self._shared(place) or self._copied(place) or self._load_or_compile(servable, key, make)
+        watched = self._watched(servable)
+        loaded = (
+            self._shared(place) or self._copied(place) or self._load_or_compile(servable, key, make, watched)
+        )
+        if watched.changed:
+            self._made_anew(servable)
+            return loaded
         if loaded.source != SHARED:
             self._alive.keep(place, loaded.executable, loaded.facts)
         if loaded.source == COMPILER and not self._log.from_cache:  # what JAX loaded has no copies
@@ -172,11 +204,13 @@ class StoredPrograms:
         found = self._compiled.find(digest)
         return None if found is None or devices is None else self._copies.of(*found, devices)
 
-    def _load_or_compile(self, servable: Servable, key: Fingerprint, make: Callable[[], Built]) -> Loaded:
+    def _load_or_compile(
+        self, servable: Servable, key: Fingerprint, make: Callable[[], Built], watched: Watched
+    ) -> Loaded:
         built: list[Built] = []
 
         def compile_now() -> Any:
-            built.append(make())
+            built.append(watched.during(make))
             return built[-1].executable
 
         return load_or_compile(
@@ -185,6 +219,7 @@ class StoredPrograms:
             compile_now,
             facts_of=lambda _: described(built[-1]),
             devices=servable.devices,
+            unfit=watched.why,
         )
 
     def measured(

@@ -239,7 +239,7 @@ class Server(Health):
             timeout_s: most seconds to wait for the last answer of the old version.
 
         Raises:
-            ConfigError, WarmupError, Closed, TimeoutError: see `Versions.change`.
+            ConfigError, WarmupError, Closed, StillAnswers: see `Versions.change`.
         """
         return self._versions.change(servable, timeout_s)
 
@@ -299,6 +299,8 @@ class Server(Health):
 
     def map(self, items: Iterable[Mapping[str, Any]], *, model: str | None = None) -> list[Any]:
         """Answer items of different sizes, blocking; any number, planned together, since none is urgent.
+
+        It leaves at least half of the queue to other callers.
 
         Args:
             items: arrays of each item by input name; read some thousand ahead, while earlier ones run.

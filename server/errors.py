@@ -86,6 +86,14 @@ class Unauthorized(ServerError):
     reason = "unauthorized"
 
 
+class Forbidden(ServerError):
+    """The server does not do this for clients, or was not told to."""
+
+    http_status = 403
+    grpc_status = "PERMISSION_DENIED"
+    reason = "forbidden"
+
+
 class PayloadTooLarge(BadRequest):
     """The request's body is larger than the configured limit."""
 
@@ -180,10 +188,23 @@ class ModelError(ServerError):
     reason = "model"
 
 
+class LoadFailed(ServerError):
+    """A model could not be loaded anew; the version that was served stays."""
+
+    reason = "load_failed"
+
+
 class NanOutput(ModelError):
     """The model answered this request with NaN, and outputs are checked."""
 
     reason = "nan_output"
+
+
+class StillAnswers(TimeoutError):
+    """A new version serves, but the one before it did not let go in time; it does with its last answer.
+
+    Told to who swaps versions, never to a client.
+    """
 
 
 class ConfigError(ServerError, ValueError):

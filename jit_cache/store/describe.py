@@ -58,12 +58,24 @@ def describe(value: Any) -> Part:
     if isinstance(value, types.FunctionType):
         return function_part(value)
     if isinstance(value, _WRAPPERS):
-        return Part(("wrapper", type(value).__name__), (value.__wrapped__,))
+        return Part(("wrapper", type(value).__name__), (value.__wrapped__, _told(value)))
     return _object(value)
 
 
-# What `jax.jit` and `functools.lru_cache` return: caches around a function, which alone counts.
-_WRAPPERS: tuple[Any, ...] = (type(jax.jit(lambda: None)), type(functools.lru_cache(lambda: None)))
+# What `jax.jit` and `functools.lru_cache` return: a cache around a function.
+_JITTED: type[Any] = type(jax.jit(lambda: None))
+_WRAPPERS: tuple[Any, ...] = (_JITTED, type(functools.lru_cache(lambda: None)))
+
+
+def _told(value: Any) -> dict[str, Any]:
+    """What `jax.jit` was told beside the function, as far as pickling shows it; of a cache, nothing.
+
+    That is static and donated arguments, shardings and compiler options; not ``inline``, which changes no
+    result. A version of JAX that pickles otherwise shows nothing, and its own number is part of the key.
+    """
+    state = value.__getstate__() if isinstance(value, _JITTED) and hasattr(value, "__getstate__") else None
+    told = ("static_argnums", "static_argnames", "global_cache_key")
+    return {name: state.get(name) for name in told} if isinstance(state, dict) else {}
 
 
 def _plain(value: Any) -> Part:

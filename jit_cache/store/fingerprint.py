@@ -175,6 +175,13 @@ class Fingerprinter:
         self._placement = placement_facts(self.devices)
         self._placement["shardings"] = digest_of(_by_place(shardings, self.devices)).digest
 
+    def is_of(self, code: Any) -> bool:
+        """Whether this is still the code that the fingerprints are of; traces nothing."""
+        try:
+            return digest_of(code).digest == self._model["code"]
+        except FingerprintError:
+            return False
+
     def at(
         self,
         inputs: Any,

@@ -45,6 +45,7 @@ def load_or_compile(
     devices: Sequence[jax.Device] | None = None,
     codec: Codec | None = None,
     lease_timeout_s: float = _LEASE_S,
+    unfit: Callable[[], str] = str,
 ) -> Loaded:
     """Take a program from the store, or compile it and put it there.
 
@@ -58,6 +59,7 @@ def load_or_compile(
         devices: where it runs, in the mesh's order; None takes its own.
         codec: how executables become bytes; default: JAX's.
         lease_timeout_s: most seconds to wait for another process that compiles the same program.
+        unfit: asked after ``compile`` why the program may not be stored; empty if it may.
 
     Raises:
         Exception: whatever ``compile`` raises.
@@ -72,12 +74,12 @@ def load_or_compile(
     if (found := attempt.load(begin)) is not None:
         return found
     if attempt.marked:
-        return attempt.compile(compile, facts_of, begin)[0]
+        return attempt.compile(compile, facts_of, begin, unfit)[0]
     with store.lease(fingerprint.digest, lease_timeout_s):
         # Another process may have stored it while this one waited.
         if store.writable and (found := attempt.load(begin)) is not None:
             return found
-        made, payload = attempt.compile(compile, facts_of, begin)
+        made, payload = attempt.compile(compile, facts_of, begin, unfit)
         saved = attempt.save(made, payload)
     if saved:
         store.trust.rehearse(fingerprint, made.facts, payload)
@@ -135,16 +137,24 @@ class Attempt:
         compile: Callable[[], Any],  # noqa: A002
         facts_of: Callable[[Any], Mapping[str, Any]] | None,
         begin: float,
+        unfit: Callable[[], str] = str,
     ) -> tuple[Loaded, bytes]:
         """Compile, and write the program down; the bytes are empty if that cannot be done."""
         compiling, log = time.perf_counter(), compile_log()
         executable = compile()
         facts: dict[str, Any] = {"compile_s": time.perf_counter() - compiling}
         payload = b""
-        if log.from_cache and jax.default_backend() == "cpu":
+        if why := unfit():
+            self._elsewhere = why
+        elif log.from_cache and jax.default_backend() == "cpu":
             # See `relocate`: what was loaded has no machine code any more when it is written down.
             self._elsewhere = "it was in JAX's own cache, from which nothing can be stored"
-            self._store.ledger.warn("cached", f"a program is not stored: {self._elsewhere}")
+            self._store.ledger.warn(
+                "cached",
+                f"on a CPU a program is stored where it is compiled; one came out of JAX's own cache in "
+                f"{jax.config.values.get('jax_compilation_cache_dir')}, and none from there will be in the "
+                f"store: unset JAX_COMPILATION_CACHE_DIR, the store does what it did",
+            )
         elif not self.marked:
             try:
                 payload, noted = self._codec.dump(executable, self._devices)

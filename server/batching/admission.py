@@ -82,6 +82,12 @@ def admit(
         _refuse("rows of one client", limits.client_rows, client_rows, request.waiting_rows, retry_after_s)
 
 
+def half_full(limits: QueueLimits, load: Load) -> bool:
+    """Whether more than half of some bound is taken."""
+    taken = ((load.rows, limits.rows), (load.elements, limits.elements), (load.bytes, limits.bytes))
+    return any(most is not None and 2 * used > most for used, most in taken)
+
+
 def check_window(limits: QueueLimits, max_rows: int, max_wait_s: float) -> None:
     """Refuse a window that can never be cut short by a full batch, so that every batch waits it out.
 

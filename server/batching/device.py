@@ -26,7 +26,7 @@ from .jobs import Probe, Retire, Swap
 from .lessons import Lessons
 from .recovery import Recovery
 from .request import Row
-from .work import Rerun, Trial
+from .work import LetGo, Rerun, Trial
 
 __all__ = ["BatchRecord", "Crew", "DeviceLoop", "Probe", "Retire", "Swap"]
 
@@ -149,16 +149,16 @@ class DeviceLoop:
         elif isinstance(work, Retire):
             with self._crew.turn:
                 self._crew.retiring.append(work)
-            self._done()
         elif isinstance(work, Trial):
             self.recovery.try_device()
-            self._done()
         elif isinstance(work, Rerun):
             self.recovery.rerun(self._models[work.lane], work)
         elif work is None and self._flying:
             self._finish(self._flying.popleft())
         elif work is None:
             more = False
+        if isinstance(work, (Retire, LetGo, Trial)):
+            self._done()
         if self._crew.retiring:
             self._let_go()
         return more

@@ -62,7 +62,7 @@ class Dispatcher(Lanes):
         devices: int = 1,
     ) -> None:
         self._clock = clock
-        self._lanes, self._free, self._turns = [], [], Turns()
+        self._lanes, self._free, self._leaving, self._turns = [], [], set(), Turns()
         self._ledger = Ledger(limits)
         self._deadlines = Deadlines()
         self._forecast = Forecast()
@@ -264,6 +264,7 @@ class Dispatcher(Lanes):
         dropped = self._ledger.end(request, state, error)
         if dropped:
             self._lanes[request.lane].forget(dropped)
+            self._emptied(request.lane)
             if self._ledger.idle:
                 self._idle_cond.notify_all()
 

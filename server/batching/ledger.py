@@ -49,6 +49,11 @@ class Ledger:
         """Whether nothing waits and nothing runs."""
         return not self.live and not self.busy
 
+    @property
+    def limits(self) -> QueueLimits:
+        """Bounds on what waits."""
+        return self._limits
+
     def admit(
         self,
         request: Request,

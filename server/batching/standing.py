@@ -2,7 +2,7 @@
 
 import threading
 
-from .admission import Load
+from .admission import Load, QueueLimits
 from .failover import Failover
 
 _LULL_S = 0.025
@@ -19,6 +19,11 @@ class Standing(Failover):
             if lane is None:
                 return self._ledger.load.copy(), sum(self._ledger.running)
             return Load(self._ledger.waiting[lane]), self._ledger.running[lane]
+
+    @property
+    def limits(self) -> QueueLimits:
+        """Bounds on what may wait, over all models."""
+        return self._ledger.limits
 
     @property
     def idle(self) -> bool:

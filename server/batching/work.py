@@ -52,6 +52,14 @@ class Trial:
         """It will not be run; nobody waits for it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Nothing waits or runs any more of a model that gave way: it can leave."""
+
+    def fail(self, error: Exception) -> None:
+        """It will not be run; who waits for the model is told by its `Retire`."""
+
+
 class Job(Protocol):
     """Something for the device thread that is no request; it goes before them."""
 

@@ -158,6 +158,16 @@ def disk(free_bytes: int, folder: str) -> Found:
     return Found("disk", "ok", text)
 
 
+def jax_cache(store: str | None) -> Iterable[Found]:
+    """Whether JAX keeps programs of its own, which on a CPU cannot be stored again."""
+    import jax
+
+    folder = jax.config.values.get("jax_compilation_cache_dir")
+    if folder and jax.config.values.get("jax_enable_compilation_cache") and jax.default_backend() == "cpu":
+        remedy = "the store keeps no program that comes out of it: unset JAX_COMPILATION_CACHE_DIR"
+        yield Found("jax cache", "warn", f"JAX has a cache of its own at {folder}", remedy)
+
+
 def compiling(location: str | None) -> Iterable[Found]:
     """A tiny program: compiled, run, stored, and loaded again by somebody else."""
     import numpy as np
@@ -242,6 +252,7 @@ CHECKS: tuple[Check, ...] = (
     processor,
     open_files,
     program_store,
+    jax_cache,
     compiling,
     extras,
 )

@@ -1,11 +1,14 @@
 """An engine that comes later: the socket answers probes while the real engine is still being loaded."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ..seam import Engine, ModelHandle
+from ..errors import Closed, NotReady
+from ..seam import Engine, ModelHandle, progress_text
 from ..text import Embedder
 
 _log = logging.getLogger("servax.reload")
@@ -16,6 +19,10 @@ class Reloads(Protocol):
 
     def ask(self) -> None:
         """Begin soon; does not block."""
+        ...
+
+    def load(self, name: str) -> "Future[None]":
+        """Load one model; does not block."""
         ...
 
     def join(self, timeout_s: float) -> None:
@@ -54,6 +61,21 @@ class LateEngine:
             _log.warning("models are loaded anew while they are served; asked before or after: left alone")
         else:
             self.reloader.ask()
+
+    async def load(self, name: str) -> None:
+        """Have one model loaded anew; returns once the new version serves.
+
+        Raises:
+            NotReady, Closed: models are not served yet, or no more.
+            ServerError: as `Reloader.load`, and what the load itself raises.
+        """
+        if self.draining:
+            raise Closed("a draining server loads nothing; it is shutting down: use another replica")
+        if self.reloader is None:
+            raise NotReady(
+                f"models are loaded anew while they are served; {progress_text(self)}: retry later"
+            )
+        await asyncio.shield(asyncio.wrap_future(self.reloader.load(name)))
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 DEFAULT_MAX_BATCH = 32
 DEFAULT_SCHEME = "powers_of_two:16"
 DEFAULT_SEGMENTS = 16
-PACKED_ELEMENTS = 512
+PACKED_ELEMENTS = 1024
 
 
 def text_servable(model: Any, config: ModelConfig, name: str, *, padded: bool) -> Servable:

@@ -1,4 +1,4 @@
-"""SIGHUP: the models are loaded anew, each from where it came, and take the place of those that are served.
+"""SIGHUP, or a client: models are loaded anew, each from where it came, and take the place of those served.
 
 No request fails and none waits for a compile: a version of the same shapes takes the programs over. What
 cannot be loaded leaves the old version in place.
@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 
 from prometheus_client import Counter
 
 from ...jit_cache import BACKGROUND, compile_log
 from ...jit_cache.seal import open_seal
 from ..config import ModelConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, LoadFailed, Overloaded, StillAnswers, UnknownModel
 from ..fleet import Part, Replaces
 from ..metrics import Metrics
 from ..text import Embedder, Tokenizer
@@ -50,13 +51,14 @@ class Reloader:
         self._padded = padded
         self._count = Counter(
             "servax_reloads",
-            "Models that a SIGHUP had loaded anew: done, or failed, and then the old version stays.",
+            "Models that a SIGHUP or a client had loaded anew: done; or failed, then the old version stays.",
             ["model", "outcome"],
             registry=metrics.registry,
         )
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         self._asked = self._running = False
         self._thread: threading.Thread | None = None
+        self._loading: threading.Thread | None = None
 
     def ask(self) -> None:
         """Reload soon; asked during a reload, once more after it. Any thread, does not block."""
@@ -68,12 +70,56 @@ class Reloader:
             self._thread = threading.Thread(target=self._run, name="servax-reload", daemon=True)
             self._thread.start()
 
+    def load(self, name: str) -> "Future[None]":
+        """Load one model, by the name that it is served under; any thread, does not block.
+
+        Returns:
+            Done once the new version serves; fails with `LoadFailed` if it does not.
+
+        Raises:
+            UnknownModel: the configuration does not say which model has that name.
+            Overloaded: models are being loaded just now.
+        """
+        config = self._config_of(name)
+        if not self._turn.acquire(blocking=False):
+            raise Overloaded(f"models are loaded one after another; one is on its way: retry {name!r} later")
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # from here on nobody cancels it
+
+        def work() -> None:
+            error: BaseException | None
+            try:
+                error = self._reload(config, name)
+            except BaseException as fault:  # a bug of ours: whoever waits hears of it
+                error = fault
+            self._turn.release()
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(LoadFailed(f"{name!r} was not loaded anew, the old one stays: {error}"))
+
+        self._loading = threading.Thread(target=work, name="servax-reload", daemon=True)
+        self._loading.start()
+        return done
+
+    def _config_of(self, name: str) -> ModelConfig:
+        named = [one for one in self._configs if name in (one.name, one.model)]
+        if not named and len(self._configs) == 1 and self._configs[0].name is None:
+            named = list(self._configs)
+        if len(named) != 1:
+            raise UnknownModel(
+                f"a model is loaded anew by a name that the configuration gives to one model; got {name!r}: "
+                f"set its name there"
+            )
+        return named[0]
+
     def join(self, timeout_s: float) -> None:
         """Wait for the reload in hand; the server ends."""
         with self._lock:
-            self._asked, thread = False, self._thread
-        if thread is not None:
-            thread.join(timeout_s)
+            self._asked = False
+        for thread in (self._thread, self._loading):
+            if thread is not None:
+                thread.join(timeout_s)
 
     def _run(self) -> None:
         while True:  # ends with the first turn that nobody asked for
@@ -83,10 +129,13 @@ class Reloader:
                     return
                 self._asked = False
             for config in self._configs:
-                self._reload(config)
+                with self._turn:
+                    self._reload(config)
 
-    def _reload(self, config: ModelConfig) -> None:
+    def _reload(self, config: ModelConfig, name: str | None = None) -> BaseException | None:
+        """Load a model and swap it in; why it failed, or None."""
         begin_s = time.monotonic()
+        late: StillAnswers | None = None
         try:
             # What is sealed is the way of requests; a loader may trace and compile, in its own thread.
             with compile_log().during(BACKGROUND), open_seal():
@@ -96,15 +145,27 @@ class Reloader:
                     f"models of tensors and embeddings are loaded anew; {config.model!r} generates text: "
                     f"restart the server"
                 )
+            if name not in (None, found.servable.name):
+                raise ConfigError(
+                    f"a model is loaded anew under its name; {config.model!r} is {found.servable.name!r} by "
+                    f"now, and {name!r} was asked for: set its name in the configuration"
+                )
             self._require_same_tokens(found)
-            self._engine.replace(found.servable, timeout_s=_LET_GO_S)
+            try:
+                self._engine.replace(found.servable, timeout_s=_LET_GO_S)
+            except StillAnswers as error:
+                late = error
         except BaseException as error:  # whatever a loader raises, an exit too: the old version goes on
             _log.error("model %r was not loaded anew, the old one stays: %s", config.model, error)
             self._count.labels(config.model, "failed").inc()
+            return error
         else:
+            if late is not None:
+                _log.warning("the version before a reload is still in memory: %s", late)
             seconds = time.monotonic() - begin_s
             _log.info("model loaded anew", extra={"model": found.servable.name, "seconds": round(seconds, 3)})
             self._count.labels(config.model, "done").inc()
+            return None
 
     def _require_same_tokens(self, found: Resolved) -> None:
         front = self._texts.get(found.servable.name)

@@ -184,6 +184,7 @@ def serve(
         settings=settings.listed(),
         lifespan=lifespan,
         tracing=tracing,
+        load=late.load if config.allow_load else None,
     )
     stops = StopSignals()
     server = DrainingServer(uvicorn_config(app, config), late, config.drain_s, stops)
@@ -225,7 +226,13 @@ async def _grpc(
     from ..rpc.service import TlsFiles, create_grpc_server, listening
 
     grpc_server = create_grpc_server(
-        late, texts=late.texts, metrics=metrics, config=config.grpc, api_keys=keys, tracing=tracing
+        late,
+        texts=late.texts,
+        metrics=metrics,
+        config=config.grpc,
+        api_keys=keys,
+        tracing=tracing,
+        load=late.load if config.allow_load else None,
     )
     tls = None
     if config.tls_cert is not None and config.tls_key is not None:

@@ -1,6 +1,7 @@
 """Any number of items at once: planned together while earlier ones run, and answered in their order."""
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ...bucketing import Bucket, Planner
+from ..batching.admission import Load, half_full
 from ..batching.pins import pin_of_call
 from ..batching.together import as_run
 from ..errors import Overloaded, PayloadTooLarge, TooManyRows
@@ -56,9 +58,11 @@ class _Mapping:
 
     def __init__(self, model: Model) -> None:
         self._model, self._door = model, Door(model.servable)
+        self._queue = model.queue
         self._treedef = model.servable.outputs.treedef
-        # Enough to fill several batches, and little enough to leave the queue to other callers.
-        self._step = min(model.max_request_rows, 4 * model.servable.most_items)
+        # Enough to fill several batches; two of them, which may fly, leave other callers half of the queue.
+        most = max(1, self._queue.limits.rows // 4)
+        self._step = min(model.max_request_rows, 4 * model.servable.most_items, most)
         self._known: list[_Known] = []
         self._pieces: deque[_Piece] = deque()
         self._flying: deque[tuple[_Piece, Future[list[list[Any]]]]] = deque()
@@ -97,9 +101,14 @@ class _Mapping:
     def send(self) -> None:
         """Have all pieces fly; waits for answers where there is no room for more."""
         while self._pieces:
-            rows = len(self._pieces[0].known)
-            if self._flying and self._rows + rows > 2 * self._step:
+            known = self._pieces[0].known
+            rows = len(known)
+            if rows > self._step or (rows > 1 and self._crowds(known, Load())):
+                self._halve(self._pieces.popleft())
+            elif self._flying and self._rows + rows > 2 * self._step:
                 self._collect(min(self._step, self._rows // 2))
+            elif self._flying and self._crowds(known, self._queue.load()[0]):
+                self._collect(self._rows - 1)  # of the oldest piece: what others sent goes on meanwhile
             elif not self._sent(self._pieces.popleft()):
                 self._collect(self._rows // 2)
 
@@ -112,8 +121,7 @@ class _Mapping:
             # More than the queue may hold at once.
             if len(piece.known) == 1:
                 raise
-            middle = len(piece.known) // 2
-            self._pieces.extendleft((_Piece(piece.known[middle:]), _Piece(piece.known[:middle])))
+            self._halve(piece)
         except Overloaded:
             if not self._flying:
                 raise
@@ -123,6 +131,18 @@ class _Mapping:
             self._flying.append((piece, future))
             self._rows += len(piece.known)
         return True
+
+    def _crowds(self, known: Sequence[_Known], load: Load) -> bool:
+        """Whether these, beside what waits, would leave others less than half of the queue."""
+        limits = self._queue.limits
+        elements = 0 if limits.elements is None else sum([math.prod(one.sizes) for one in known])
+        load.add(len(known), elements, 0)
+        return half_full(limits, load)
+
+    def _halve(self, piece: _Piece) -> None:
+        """Send a piece as two, which are planned anew when they wait."""
+        middle = len(piece.known) // 2
+        self._pieces.extendleft((_Piece(piece.known[middle:]), _Piece(piece.known[:middle])))
 
     def _collect(self, most: int) -> None:
         """Take the answers of the oldest pieces, until at most so many rows fly."""

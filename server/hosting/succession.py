@@ -20,6 +20,11 @@ class Succession:
         self._left = False
 
     @property
+    def queue(self) -> Dispatcher:
+        """Where its requests wait, with those of other models."""
+        return self._dispatcher
+
+    @property
     def left(self) -> bool:
         """Whether it gave its lane back, which may be another model's by now."""
         return self._left

@@ -7,7 +7,6 @@ answered by the old version; its programs and weights are let go once the last o
 import threading
 from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -15,7 +14,7 @@ from ...jit_cache import CompileError, Input, Output, Program, Servable, warm_up
 from ...jit_cache.outputs import same_structure
 from ..batching.device import Retire
 from ..batching.dispatcher import Dispatcher
-from ..errors import Closed, ConfigError
+from ..errors import Closed, ConfigError, StillAnswers
 from .model import Model
 from .preparing import prepare
 from .refitting import Refitting
@@ -70,7 +69,8 @@ class Versions:
             ConfigError: if no model has that name, or the new one takes or returns something else.
             WarmupError: if a program of it cannot be made; the old version stays.
             Closed: if the server ended meanwhile.
-            TimeoutError: if the old version still answers; it lets go later.
+            StillAnswers: a TimeoutError, if the old version still answers; the new one serves all the same,
+                and the old one lets go later.
         """
         with self._lock:
             old = self._by_name.get(servable.name)
@@ -94,11 +94,15 @@ class Versions:
             retired.done.result(timeout_s)
         except TimeoutError:
             retired.done.add_done_callback(lambda _: self._free(old))
-            raise
+            raise _still_answers(new, old, timeout_s) from None
         freed = self._free(old)
         if freed is not None:
-            with suppress(CancelledError):  # the server ends, and with it both versions
+            try:
                 freed.result(timeout_s)
+            except CancelledError:  # the server ends, and with it both versions
+                pass
+            except TimeoutError:
+                raise _still_answers(new, old, timeout_s) from None
         return new
 
     def _probe_in_lull(self, model: Model, program: Program) -> float:
@@ -138,6 +142,13 @@ class Versions:
             model.leave()  # nothing was ever let in
             model.unload()
             raise
+
+
+def _still_answers(new: Model, old: Model, timeout_s: float) -> StillAnswers:
+    return StillAnswers(
+        f"{new.name!r} {new.version!r} serves; {old.version!r} was to let go within {timeout_s:g} s of that "
+        f"and has {sum(old.own_load())} rows left: it does once they are answered: wait, or allow more time"
+    )
 
 
 def _require_alike(old: Model, new: Model) -> None:

@@ -22,6 +22,7 @@ from ..errors import (
     UnknownPath,
 )
 from ..metrics import Metrics
+from ..repository import Load
 from ..seam import Engine, find_model, progress_text
 from ..text import Embedder
 from ..tracing import Tracing
@@ -34,6 +35,7 @@ from .gate import Gate
 from .generate import generation_routes
 from .hot import HotPaths
 from .refusals import Refusals
+from .repository import add_repository
 from .traced import Traced
 from .wire import Call, HotRoute, error_headers
 
@@ -50,6 +52,7 @@ def create_app(
     settings: Options | None = None,
     lifespan: Lifespan | None = None,
     tracing: Tracing | None = None,
+    load: Load | None = None,
 ) -> FastAPI:
     """Builds the HTTP application over an engine.
 
@@ -64,6 +67,7 @@ def create_app(
             engine for those that it was made with.
         lifespan: start and stop of what the application runs on.
         tracing: makes a span of each request; the same object that the engine has.
+        load: loads a model anew when a client asks; None refuses to.
 
     Returns:
         An ASGI application, to be run by uvicorn or mounted.
@@ -79,6 +83,7 @@ def create_app(
     _add_hot_routes(app, engine, texts, metrics, config)
     _add_openai(app, engine)
     _add_kserve(app, engine, texts, config)
+    add_repository(app, engine, load)
     add_debug(app, engine, metrics, settings)
 
     @app.get("/metrics", tags=["operations"], response_class=Response)
@@ -170,7 +175,7 @@ def _add_kserve(app: FastAPI, engine: Engine, texts: Mapping[str, Embedder], con
         return {
             "name": "servax",
             "version": _version.__version__,
-            "extensions": ["binary_tensor_data"],
+            "extensions": list(kserve.EXTENSIONS),
         }
 
     @app.get("/v2/health/live", tags=["inference protocol v2"], responses={503: {}})

@@ -17,6 +17,8 @@ from .kserve_schema import ModelMetadata, Parameters, RequestedOutput, TensorMet
 from .rows import TEXT, rows_of
 from .wire import Call, Reply
 
+EXTENSIONS = ("binary_tensor_data", "model_repository")
+
 
 class Infer:
     """Handler of `POST /v2/models/{name}[/versions/{version}]/infer`.

@@ -85,6 +85,18 @@ class InferError(msgspec.Struct, rename={"request_id": "id"}):
     request_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class RepositoryIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of an index request, which may be missing."""
+
+    ready: bool = False
+
+
+class LoadRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a request to load or unload, which may be missing."""
+
+    parameters: dict[str, Any] = {}
+
+
 class ServerMetadata(TypedDict):
     """Who answers, and with which extensions."""
 

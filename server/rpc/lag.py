@@ -19,6 +19,7 @@ from typing import Any, Final
 import grpc
 
 from ..http.gate import Gate
+from . import leftovers
 
 SERVICE: Final = "servax.Lag"
 _METHOD: Final = f"/{SERVICE}/Ask"
@@ -108,8 +109,11 @@ def own_door(server: grpc.aio.Server) -> Iterator[str | None]:
         address = None
         try:
             if sys.platform != "win32":
-                made = tempfile.TemporaryDirectory(prefix="servax-", ignore_cleanup_errors=True)
-                address = f"unix:{stack.enter_context(made)}/lag"
+                leftovers.clear(tempfile.gettempdir())
+                made = tempfile.TemporaryDirectory(
+                    prefix=leftovers.folder_prefix(), ignore_cleanup_errors=True
+                )
+                address = f"unix:{stack.enter_context(made)}/{leftovers.SOCKET}"
                 server.add_insecure_port(address)
         except (OSError, RuntimeError) as error:  # a file system that is read only, a path that is too long
             _log.warning("nothing tells how long gRPC calls wait, for want of a socket: %s", error)

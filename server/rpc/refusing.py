@@ -31,7 +31,8 @@ def refusal(error: ServerError, engine: Engine, retry_after_s: float, request_id
 
     The details are a `google.rpc.Status` with ErrorInfo (reason, and progress while warming up), RequestInfo
     (the request's id) and RetryInfo; for clients without that, the trailing metadata have `servax-reason`
-    and `grpc-retry-pushback-ms`, which gRPC's own retry policy obeys.
+    and `grpc-retry-pushback-ms`, which gRPC's own retry policy obeys: -1, no retry at all, where what is
+    wrong does not pass by itself (https://github.com/grpc/proposal/blob/master/A6-client-retries.md).
     """
     code = grpc.StatusCode[error.grpc_status]
     message = fitting(str(error))
@@ -50,6 +51,8 @@ def refusal(error: ServerError, engine: Engine, retry_after_s: float, request_id
         delay.FromMilliseconds(milliseconds)
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         trailers.append(("grpc-retry-pushback-ms", str(milliseconds)))
+    elif isinstance(error, Unavailable):
+        trailers.append(("grpc-retry-pushback-ms", "-1"))
     packed = [any_pb2.Any() for _ in details]
     for target, detail in zip(packed, details, strict=True):
         target.Pack(detail)

@@ -11,14 +11,16 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from ... import _version
+from .. import repository
 from ..config import GrpcConfig
 from ..errors import ConfigError, PayloadTooLarge, ServerError, UnknownModel
 from ..http.asgi import find_listed
 from ..http.entry import Keys
-from ..http.kserve import join, maybe_pinned, model_metadata, said_of, wanted_outputs
+from ..http.kserve import EXTENSIONS, join, maybe_pinned, model_metadata, said_of, wanted_outputs
 from ..http.kserve_codec import whole
 from ..http.rows import rows_of
 from ..metrics import Metrics
+from ..repository import Load
 from ..seam import Engine, find_model
 from ..text import Embedder
 from ..tracing import Tracing
@@ -38,6 +40,7 @@ def create_grpc_server(
     config: GrpcConfig | None = None,
     api_keys: Sequence[str] = (),
     tracing: Tracing | None = None,
+    load: Load | None = None,
 ) -> grpc.aio.Server:
     """Builds the gRPC server over an engine; to be called on the event loop that will run it.
 
@@ -48,12 +51,14 @@ def create_grpc_server(
         config: limits of the front.
         api_keys: keys, one of which a call must bring as `authorization: Bearer KEY`, but for probes.
         tracing: makes a span of each call; the same object that the engine has.
+        load: loads a model anew when a client asks; None refuses to.
 
     Returns:
         A server without a port; `listening` opens one and runs it.
     """
     config = config or GrpcConfig()
-    service = Service(engine, {} if texts is None else texts, metrics or Metrics(), config, Keys(api_keys))
+    texts, metrics = {} if texts is None else texts, metrics or Metrics()
+    service = Service(engine, texts, metrics, config, Keys(api_keys), load)
     options = [
         ("grpc.max_receive_message_length", 2 * config.max_message_bytes),
         ("grpc.max_send_message_length", -1),
@@ -157,7 +162,9 @@ class Service:
         metrics: Metrics,
         config: GrpcConfig,
         keys: Keys,
+        load: Load | None = None,
     ) -> None:
+        self._load = load
         self._engine = engine
         self._texts = texts
         self._metrics = metrics
@@ -178,6 +185,9 @@ class Service:
             "ServerMetadata": self._server_metadata,
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load_model,
+            "RepositoryModelUnload": self._unload_model,
         }.items():
             keys = None if name in ("ServerLive", "ServerReady") else self._keys
             method = Method(handler, self._engine, retry_s, keys=keys)
@@ -219,7 +229,7 @@ class Service:
             "ServerMetadataResponse",
             name="servax",
             version=_version.__version__,
-            extensions=["binary_tensor_data"],
+            extensions=EXTENSIONS,
         )
 
     async def _model_ready(self, raw: bytes, call: GrpcCall) -> bytes:
@@ -236,6 +246,22 @@ class Service:
         request = parse("ModelMetadataRequest", raw)
         name = find_listed(self._engine, request.name, request.version or None)
         return encode_metadata(model_metadata(self._engine.models[name], name in self._texts))
+
+    async def _index(self, raw: bytes, call: GrpcCall) -> bytes:
+        request = parse("RepositoryIndexRequest", raw)
+        models = repository.index(self._engine, ready=request.ready)
+        if request.repository_name:  # there is one, and it has no name
+            models = []
+        return _encoded("RepositoryIndexResponse", models=models)
+
+    async def _load_model(self, raw: bytes, call: GrpcCall) -> bytes:
+        request = parse("RepositoryModelLoadRequest", raw)
+        await repository.load(self._engine, self._load, request.model_name, list(request.parameters))
+        return _encoded("RepositoryModelLoadResponse")
+
+    async def _unload_model(self, raw: bytes, call: GrpcCall) -> bytes:
+        repository.unload(parse("RepositoryModelUnloadRequest", raw).model_name)
+        return _encoded("RepositoryModelUnloadResponse")
 
 
 def _encoded(message: str, /, **fields: Any) -> bytes:

@@ -238,3 +238,24 @@ def test_a_library_that_is_not_imported_yet_is_a_library():
         assert name not in sys.modules
     finally:
         sys.modules.update(loaded)
+
+
+def test_what_a_nested_jit_was_told_counts():
+    def f(x, n):
+        return x**n
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), "x")
+    told = [
+        {"static_argnums": 1},
+        {"donate_argnums": 0},
+        {"out_shardings": jax.NamedSharding(mesh, jax.P())},
+        {"compiler_options": {"xla_cpu_enable_fast_math": True}},
+    ]
+    digests = [digest(jax.jit(f, **one)) for one in ({}, *told)]
+    assert len(set(digests)) == len(digests)
+    assert digests == [digest(jax.jit(f, **one)) for one in ({}, *told)]
+    assert digest(jax.jit(f, static_argnames="n")) == digests[1]
+    assert digest(jax.jit(f, inline=True)) == digests[0]  # it changes no result
+    used = jax.jit(f, **told[0])
+    used(1.0, 2)
+    assert digest(used) == digests[1]

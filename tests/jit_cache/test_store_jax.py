@@ -221,5 +221,7 @@ def test_what_jax_took_from_its_own_cache_is_not_stored(tmp_path):
 
     assert "JAX's own cache" in load_or_compile(store, key, taken).reason
     assert store.get(key) is None
+    (warned,) = store.report().warnings
+    assert "unset JAX_COMPILATION_CACHE_DIR" in warned
     assert load_or_compile(store, key, lambda: compiled(lambda x: jnp.tanh(x), (2,))).source == "compiled"
     assert load_or_compile(store, key, taken).source == "store"

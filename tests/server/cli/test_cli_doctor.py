@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import jax
 import pytest
 from servax.server.cli import app, doctor_checks
 from servax.server.cli.doctor import table_of, verdict
@@ -36,6 +37,18 @@ def test_an_unsafe_store_fails_with_the_remedy(tmp_path: Path, monkeypatch: pyte
     assert "not fit to serve" in result.output
     (found,) = run_check(doctor_checks.program_store, str(unsafe))
     assert "chmod go-w" in found.detail
+
+
+def test_a_cache_of_jax_beside_the_store_is_told(tmp_path: Path) -> None:
+    before = jax.config.values["jax_compilation_cache_dir"]
+    assert before or list(doctor_checks.jax_cache(None)) == []
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        (found,) = doctor_checks.jax_cache(None)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert (found.verdict, str(tmp_path) in found.detail) == ("warn", True)
+    assert "unset JAX_COMPILATION_CACHE_DIR" in found.remedy
 
 
 def test_a_check_that_breaks_is_a_failure_and_hides_no_other() -> None:

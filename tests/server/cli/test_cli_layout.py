@@ -14,7 +14,7 @@ from servax.server.errors import ConfigError
         ({}, False, True),
         ({}, True, False),
         ({"layout": "packed"}, True, True),
-        ({"layout": "packed", "max_elements": 128, "max_segments": 4}, False, True),
+        ({"layout": "packed", "max_elements": 256, "max_segments": 4}, False, True),
         ({"layout": "padded"}, False, False),
         ({"scheme": "linear:64"}, False, False),
         ({"max_batch": 2}, False, False),
@@ -28,7 +28,7 @@ def test_texts_share_rows_unless_something_is_said_about_rows(options, padded, p
     assert found.name == "minilm"
     if packed:
         assert found.max_segments == options.get("max_segments", 16)
-        assert max(b.elements for b in found.grid if b.rows > 1) <= options.get("max_elements", 512)
+        assert max(b.elements for b in found.grid if b.rows > 1) <= options.get("max_elements", 1024)
 
 
 @pytest.mark.parametrize("option", [{"scheme": "linear:64"}, {"max_batch": 8}, {"sizes": "tuned"}])

@@ -1,5 +1,6 @@
 """SIGHUP as an operator sends it: new weights under load, and weights that cannot be read."""
 
+import asyncio
 import re
 import signal
 import sys
@@ -12,9 +13,14 @@ from typing import Any, cast
 
 import httpx
 import pytest
+import tritonclient.http as triton
+from servax.server import errors
 from servax.server.cli import reload
+from servax.server.cli.late import LateEngine
+from servax.server.cli.wiring import Resolved
 from servax.server.config import ModelConfig
 from servax.server.metrics import Metrics
+from tritonclient.utils import InferenceServerException
 
 MODEL = """
 import pathlib
@@ -38,7 +44,7 @@ def served(tmp_path: Path, environment_of: Any, start_serve: Any) -> Iterator[An
     (tmp_path / "reloaded.py").write_text(MODEL)
     weight = tmp_path / "weight"
     weight.write_text("1")
-    running = start_serve(environment_of(tmp_path), "reloaded:make", "--no-store")
+    running = start_serve(environment_of(tmp_path), "reloaded:make", "--no-store", "--allow-load")
     running.settle_ready()
     with httpx.Client(base_url=running.url, timeout=_PATIENCE_S) as client:
         yield running.process, client, weight, running.lines
@@ -54,6 +60,20 @@ def until(true: Callable[[], bool]) -> None:
 def sample(client: httpx.Client, name: str) -> float:
     found = re.search(rf"^{re.escape(name)} (\S+)$", client.get("/metrics").text, re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def has_it_loaded(client: httpx.Client, weight: Path) -> None:
+    """What a signal does a client may ask for too, where the server allows it."""
+    asking = triton.InferenceServerClient(str(client.base_url).removeprefix("http://").rstrip("/"))
+    weight.write_text("3")
+    asking.load_model("m")  # answered once it serves
+    assert client.post("/v2/models/m/infer", json=BODY).json()["outputs"][0]["data"][0] == 3.0
+    weight.write_text("none")
+    with pytest.raises(InferenceServerException, match=r"the old one stays.*none") as caught:
+        asking.load_model("m")
+    assert caught.value.status() == "500"
+    assert asking.get_model_repository_index()[0]["state"] == "READY"
+    asking.close()
 
 
 def test_W7_new_weights_are_served_without_a_failure_or_a_compile(served: Any) -> None:
@@ -89,6 +109,88 @@ def test_W7_new_weights_are_served_without_a_failure_or_a_compile(served: Any) -
     assert sample(client, 'servax_compiles_total{phase="warmup"}') == compiles > 0
     assert sample(client, 'servax_compiles_total{phase="request"}') == 0
     until(lambda: any("the old one stays" in line and "none" in line for line in said))
+    has_it_loaded(client, weight)
+
+
+class _Engine:
+    """Serves nothing; a swap waits until the test lets it go on."""
+
+    draining = False
+
+    def __init__(self) -> None:
+        self.swapped: list[str] = []
+        self.may_end = threading.Event()
+
+    def replace(self, servable: Any, *, timeout_s: float) -> None:
+        assert self.may_end.wait(_PATIENCE_S)
+        self.swapped.append(servable.name)
+
+
+def test_one_model_is_loaded_at_a_time_and_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [ModelConfig(model="a:b"), ModelConfig(model="c:d", name="second")]
+    monkeypatch.setattr(
+        reload, "load", lambda config, **_: Resolved(cast(Any, SimpleNamespace(name=config.name or "first")))
+    )
+    engine = _Engine()
+    reloader = reload.Reloader(cast(Any, engine), configs, {}, Metrics())
+    first = reloader.load("second")
+    with pytest.raises(errors.Overloaded, match="retry 'second' later"):
+        reloader.load("second")
+    reloader.ask()  # waits for its turn
+    engine.may_end.set()
+    first.result(_PATIENCE_S)
+    until(lambda: engine.swapped == ["second", "first", "second"])
+    reloader.join(_PATIENCE_S)
+    with pytest.raises(errors.UnknownModel, match="set its name there"):
+        reloader.load("first")  # two models, and this one is not named
+    with pytest.raises(errors.LoadFailed, match="is 'first' by now, and 'a:b' was asked for"):
+        reloader.load("a:b").result(_PATIENCE_S)
+    alone = reload.Reloader(cast(Any, engine), configs[:1], {}, Metrics())
+    alone.load("first").result(_PATIENCE_S)
+    assert engine.swapped[3:] == ["first"]
+
+
+def test_nothing_is_loaded_before_models_are_served_or_while_they_drain() -> None:
+    late = LateEngine()
+    with pytest.raises(errors.NotReady, match="the model is being loaded"):
+        asyncio.run(late.load("m"))
+    asyncio.run(late.aclose(0.0))
+    with pytest.raises(errors.Closed, match="use another replica"):
+        asyncio.run(late.load("m"))
+
+
+@pytest.mark.parametrize(
+    ("loads", "swaps", "outcome", "said"),
+    [
+        (None, errors.StillAnswers("'m' '2' serves; wait"), "done", "still in memory: 'm' '2' serves"),
+        (None, TimeoutError("the disk is slow"), "failed", "the old one stays: the disk is slow"),
+        (TimeoutError("the hub is slow"), None, "failed", "the old one stays: the hub is slow"),
+    ],
+)
+def test_a_swap_that_outlasts_our_patience_is_told_from_one_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    loads: Exception | None,
+    swaps: Exception | None,
+    outcome: str,
+    said: str,
+) -> None:
+    def failing(error: Exception | None, answer: Any) -> Callable[..., Any]:
+        def call(*_: Any, **__: Any) -> Any:
+            if error is not None:
+                raise error
+            return answer
+
+        return call
+
+    found = Resolved(cast(Any, SimpleNamespace(name="m")))
+    monkeypatch.setattr(reload, "load", failing(loads, found))
+    metrics, engine = Metrics(), SimpleNamespace(draining=False, replace=failing(swaps, None))
+    reloader = reload.Reloader(cast(Any, engine), [ModelConfig(model="a:b")], {}, metrics)
+    reloader.ask()
+    until(lambda: metrics.value("servax_reloads_total", model="a:b", outcome=outcome) == 1)
+    reloader.join(_PATIENCE_S)
+    assert said in caplog.text
 
 
 def test_a_loader_that_asks_for_the_end_ends_its_own_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,14 @@
 """Keys, traces and causes of refusals over gRPC."""
 
+import json
 from typing import Any
 
 import grpc
 import pytest
 from servax.server.context import CALL
-from servax.server.errors import Overloaded
+from servax.server.errors import DeviceFailed, Overloaded
 from servax.server.rpc.messages import MESSAGES, SERVICE
-from servax.server.rpc.service import create_grpc_server
+from servax.server.rpc.service import GrpcConfig, create_grpc_server
 from servax.server.rpc.testing import infer_request, running_grpc
 
 X8 = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1.5] * 8}
@@ -52,3 +53,30 @@ def test_what_is_refused_for_want_of_room_is_counted_by_its_cause(site: Any) -> 
     assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"] == "200"
     site.double.error = None
     assert site.metrics.value("servax_shed_total", model="double", cause="deadline") == before + 1
+
+
+@pytest.mark.parametrize(("lasting", "tries"), [(False, 3), (True, 1)])
+def test_a_channel_that_retries_by_policy_does_so_unless_it_is_of_no_use(
+    site: Any, *, lasting: bool, tries: int
+) -> None:
+    policy = {
+        "maxAttempts": 3,
+        "initialBackoff": "0.001s",
+        "maxBackoff": "0.001s",
+        "backoffMultiplier": 1.0,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    }
+    config = json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": policy}]})
+    counted = {"model": "double", "outcome": "error", "reason": DeviceFailed.reason}
+    before = site.requests(**counted)
+    settings = GrpcConfig(retry_after_s=0.001)
+    with running_grpc(
+        lambda: create_grpc_server(site.engine, metrics=site.metrics, config=settings)
+    ) as address:
+        with grpc.insecure_channel(address, [("grpc.service_config", config)]) as channel:
+            site.double.error = DeviceFailed("A device works, this one failed; wait.", lasting=lasting)
+            with pytest.raises(grpc.RpcError):
+                channel.unary_unary(f"/{SERVICE}/ModelInfer")(
+                    infer_request("double", [X8]).SerializeToString()
+                )
+    assert site.requests(**counted) == before + tries

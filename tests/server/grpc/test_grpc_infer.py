@@ -28,7 +28,7 @@ def test_tritonclient_reads_health_and_metadata(site: Any) -> None:
     assert client.is_server_ready()
     assert client.is_model_ready("double")
     assert client.is_model_ready("double", "1")
-    assert list(client.get_server_metadata().extensions) == ["binary_tensor_data"]
+    assert list(client.get_server_metadata().extensions) == ["binary_tensor_data", "model_repository"]
     metadata = client.get_model_metadata("toy", "1")
     found = [(one.name, one.datatype, list(one.shape)) for one in metadata.inputs]
     assert found == [("ids", "INT32", [-1, -1]), ("text", "BYTES", [-1])]

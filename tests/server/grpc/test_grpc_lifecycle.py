@@ -107,6 +107,9 @@ def test_reflection_describes_every_service(site: Any) -> None:
         "ModelReady",
         "ModelMetadata",
         "ModelInfer",
+        "RepositoryIndex",
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
     }
     assert methods["ModelInfer"].input_type.fields_by_name["raw_input_contents"].number == 7
     assert set(pool.FindServiceByName("grpc.health.v1.Health").methods_by_name) >= {"Check", "Watch"}
@@ -158,7 +161,7 @@ def test_what_does_not_pass_by_itself_advises_no_retry(site: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         site.send(REQUEST)
     refusal = Refusal(caught.value)
-    assert (refusal.code, refusal.retry_s, refusal.pushback_ms) == ("UNAVAILABLE", 0.0, None)
+    assert (refusal.code, refusal.retry_s, refusal.pushback_ms) == ("UNAVAILABLE", 0.0, "-1")
 
 
 def test_a_fault_of_ours_is_internal_and_tells_nothing(site: Any, caplog: pytest.LogCaptureFixture) -> None:

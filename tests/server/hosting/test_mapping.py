@@ -1,13 +1,16 @@
 """`Server.map`: items planned together, whatever their order, and answered in it."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 from servax.bucketing import Grid
 from servax.server import BadTensor, Server, pinned, tokenized
+from servax.server.batching.admission import QueueLimits
 from servax.server.batching.request import Request
 from servax.server.batching.together import as_run
+from servax.server.hosting import mapping
 
 GRID = Grid.parse("1x8,1x32,2x32,4x32", ("batch", "length"))
 
@@ -77,6 +80,37 @@ def test_pinned_items_run_in_their_own_buckets(served):
     with pinned() as pin:
         check(given, served[0].map(given))
     assert {str(bucket) for bucket in pin.buckets} == {"1x8", "1x32"}
+
+
+@pytest.mark.parametrize("limits", [{"rows": 64}, {"rows": 4096, "elements": 512}])
+def test_others_are_let_in_while_a_map_waits_for_a_busy_device(serve, doubling, monkeypatch, limits):
+    server, device = serve(doubling(batch=32, length=8), queue=QueueLimits(**limits), max_request_rows=64)
+    given, told, blocked = [{"x": item["x"][:8]} for item in items(600)], [], threading.Event()
+    collect = mapping._Mapping._collect
+
+    def collecting(self, most):
+        blocked.set()
+        collect(self, most)
+
+    monkeypatch.setattr(mapping._Mapping, "_collect", collecting)
+    device.hold()
+    thread = threading.Thread(target=lambda: told.extend(server.map(given)))
+    thread.start()
+    assert blocked.wait(30.0)
+    others = server.model().run_threaded([{"x": np.ones(5, np.float32)}] * 20)
+    device.release()
+    thread.join(60.0)
+    assert [leaf.tolist() for (leaf,) in others.result(30.0)] == [[2.0] * 5] * 20
+    assert len(told) == 600
+    for item, answer in zip(given, told, strict=True):
+        np.testing.assert_array_equal(answer, 2 * item["x"])
+
+
+def test_a_run_of_more_rows_than_a_quarter_of_the_queue_is_sent_in_parts(packed_sums):
+    limits = QueueLimits(rows=64)
+    with Server(packed_sums(GRID), queue=limits, max_request_rows=64) as server:
+        given = [{"x": np.ones(1 + place % 3, np.float32)} for place in range(500)]  # 32 a run
+        check(given, server.map(given))
 
 
 def test_a_run_of_another_plan_is_planned_anew(batcher_of, ask):

@@ -12,6 +12,8 @@ from servax.bucketing import Bucket
 from servax.jit_cache import Servable, WarmupError
 from servax.jit_cache.device_memory import resident_bytes
 from servax.server import Closed, ConfigError, Server
+from servax.server.batching.clock import ManualClock
+from servax.server.errors import DeadlineExceeded
 
 
 def version(number, name="model", apply=None, batches=(1, 4)):
@@ -204,6 +206,49 @@ def test_W7_a_swap_whose_old_version_waits_ends_with_the_server(serve, doubling)
     assert len(told) == 1
     with pytest.raises(Closed):
         waiting.result(30.0)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "late"])
+def test_W7_a_swap_ends_when_the_last_that_waits_for_the_old_version_gives_up(serve, doubling, end):
+    clock = ManualClock()
+    server, device = serve(doubling(batch=4, length=8), max_wait_s=100.0, clock=clock)
+    old, told = server.model(), []
+    rows = [{"x": np.zeros(3, np.float32)}]
+    waiting = old.run_threaded(rows, timeout_s=60.0)  # for a batch that the clock never lets begin
+    swap = threading.Thread(target=lambda: told.append(server.replace(doubling(batch=4, length=8))))
+    swap.start()
+    (loop,) = server._device._each
+    until_s = time.monotonic() + 30.0
+    while not (loop._crew.retiring and server._dispatcher._devices[0].sleeps):
+        assert time.monotonic() < until_s
+        swap.join(0.001)
+    device.runs.clear()
+    if end == "cancelled":
+        waiting.cancel()
+    else:
+        clock.advance(61.0)
+        assert isinstance(waiting.exception(30.0), DeadlineExceeded)
+    swap.join(30.0)
+    assert told == [server.model()]
+    assert old.left
+    assert device.runs == []  # nothing had to come by for it
+
+
+def test_W7_a_swap_that_is_not_waited_for_has_been_made(serve, doubling):
+    server, _ = serve(doubling(batch=4, length=8), max_wait_s=100.0)
+    old = server.model()
+    waiting = old.run_threaded([{"x": np.zeros(3, np.float32)}])
+    with pytest.raises(
+        TimeoutError, match="serves; '1' was to let go within 0 s of that and has 1 rows left"
+    ):
+        server.replace(doubling(batch=4, length=8, version="2"), timeout_s=0.0)
+    assert server.model().version == "2"
+    assert not old.left
+    waiting.cancel()
+    until_s = time.monotonic() + 30.0
+    while old.cache.ready() or not old.left:  # in the compile thread
+        assert time.monotonic() < until_s
+        time.sleep(0)
 
 
 def test_W7_a_server_that_was_given_many_versions_is_as_one_that_was_given_one():

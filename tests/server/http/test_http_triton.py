@@ -21,7 +21,7 @@ def test_tritonclient_reads_health_and_metadata(client: triton.InferenceServerCl
     assert client.is_server_ready()
     assert client.is_model_ready("double")
     assert client.is_model_ready("double", "1")
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
     metadata = client.get_model_metadata("double", "1")
     assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 8]}]
     assert metadata["outputs"][1] == {"name": "n", "datatype": "INT64", "shape": [-1]}
