@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servax.bucketing import (
     Bucket,
+    CostModel,
     DoesNotFit,
     Grid,
     GridError,
@@ -50,6 +51,39 @@ def test_the_first_is_part_of_the_next_run(sizes, data):
     run = planner().next_run(sizes, first=first)
     assert run.rows[0] == first
     assert len(run.rows) == len(set(run.rows))
+
+
+@given(st.lists(st.integers(1, 64).map(lambda size: (size,)), min_size=1, max_size=8))
+@settings(deadline=None)
+def test_no_bucket_is_cheaper_for_what_it_would_hold_where_all_get_into_one_run(sizes):
+    run = planner().next_run(sizes)
+    rate = cost(run.bucket) / sum(sizes[row][0] for row in run.rows)
+    for bucket in GRID:
+        if bucket.item_sizes[0] >= sizes[0][0]:
+            only = PackedPlanner(Grid(AXES, [bucket]), cost, max_segments=8)
+            fitting = [size for size in sizes if size[0] <= bucket.item_sizes[0]]
+            held = sum(fitting[row][0] for row in only.next_run(fitting).rows)
+            assert rate <= cost(bucket) / held * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("dearer", "bucket"), [(1.05, "4x128"), (1.5, "16x32")])
+def test_the_old_are_overtaken_only_where_that_gains_much(dearer, bucket):
+    grid = Grid.parse("4x128,16x32", AXES)
+    some = PackedPlanner(grid, lambda one: dearer if one.rows == 4 else 1.0, max_segments=8)
+    run = some.next_run([(32,)] + [(128,)] * 3 + [(32,)] * 40)
+    assert str(run.bucket) == bucket
+    assert set(run.rows) == ({0, 1, 2, 3, 4, 5, 6} if bucket == "4x128" else {0, *range(4, 19)})
+
+
+def test_costs_are_followed_as_they_are_learned():
+    model = CostModel(cost)
+    packed = PackedPlanner(GRID, model, max_segments=8)
+    assert packed.next_run([(100,)] * 4).bucket == Bucket(AXES, (4, 128))
+    for _ in range(5):
+        for rows, seconds in ((1, 1.0), (2, 2.1), (4, 9.0)):
+            model.observe(Bucket(AXES, (rows, 128)), seconds)
+    assert packed.next_run([(100,)] * 4).bucket == Bucket(AXES, (1, 128))
+    assert packed.next_run([(100,)]).bucket == Bucket(AXES, (1, 128))
 
 
 def test_the_oldest_go_before_what_would_fill_better():
@@ -141,7 +175,7 @@ def test_a_packed_grid_covers_its_limit_and_stays_small(limit, elements, smalles
 
 def test_the_packed_grid_of_256_tokens():
     lone = "1x16 1x24 1x32 1x40 1x48 1x56 1x64 1x80 1x96 1x112 1x128 1x160 1x192 1x224 1x256"
-    text = f"{lone} 2x64 4x64 8x64 2x128 4x128 2x192 2x256"
+    text = f"{lone} 4x64 8x64 16x64 2x128 4x128 8x128 2x192 4x192 2x256 4x256"
     assert packed_grid(256) == Grid.parse(text, AXES)
 
 

