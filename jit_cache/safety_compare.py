@@ -1,5 +1,7 @@
 """Whether two answers to one item are the same, and where they differ most."""
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +69,13 @@ def usual_tolerance(weights: Iterable[Any]) -> float:
     """How far two buckets may lie apart, where nothing is asked for: more for a model of low precision.
 
     Args:
-        weights: each has a dtype.
+        weights: each has a shape and a dtype; the type of most numbers counts.
     """
-    return max((_BY_WEIGHTS.get(str(one.dtype), _EXACT) for one in weights), default=_EXACT)
+    numbers = Counter[str]()
+    for one in weights:
+        numbers[str(one.dtype)] += math.prod(one.shape)
+    most = numbers.most_common(1)
+    return _BY_WEIGHTS.get(most[0][0], _EXACT) if most else _EXACT
 
 
 def _allowed(tolerance: float, want: np.ndarray, dtype: np.dtype[Any]) -> float:

@@ -170,6 +170,7 @@ def _components(edges: Sequence[Sequence[int]]) -> list[list[int]]:
                 component: list[int] = []
                 while not component or component[-1] != node:
                     component.append(stack.pop())
-                on_stack.difference_update(component)
+                for one in component:  # `difference_update` may copy the whole set each time
+                    on_stack.discard(one)
                 found.append(component)
     return found

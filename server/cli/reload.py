@@ -99,11 +99,16 @@ class Reloader:
                 done.set_exception(LoadFailed(f"{name!r} was not loaded anew, the old one stays: {error}"))
 
         self._loading = threading.Thread(target=work, name="servax-reload", daemon=True)
-        self._loading.start()
+        try:
+            self._loading.start()
+        except BaseException:  # no thread could be had: the turn is the next one's
+            self._loading = None
+            self._turn.release()
+            raise
         return done
 
     def _config_of(self, name: str) -> ModelConfig:
-        named = [one for one in self._configs if name in (one.name, one.model)]
+        named = [one for one in self._configs if name == (one.name or one.model)]
         if not named and len(self._configs) == 1 and self._configs[0].name is None:
             named = list(self._configs)
         if len(named) != 1:

@@ -112,7 +112,7 @@ class Books:
     def _draft(self, decided: Plan) -> None:
         """Check guesses instead of choosing one token of each, if that pays and there are pages for them."""
         ones = [self.running[key] for key in decided.decode]
-        draft = self._drafted(ones)
+        draft = self._drafted(ones, decided.steps)
         if draft is None or any(one.flying for one in ones):
             return
         missing = {
@@ -123,16 +123,19 @@ class Books:
             decided.grow = {key: count for key, count in missing.items() if count > 0}
             decided.steps, decided.draft = 1, draft
 
-    def _drafted(self, ones: Sequence[Generation]) -> Draft | None:
+    def _drafted(self, ones: Sequence[Generation], steps: int) -> Draft | None:
         if self.drafting is None or not 0 < len(ones) <= self.drafting.rows:
             return None
-        return self.drafting.choose([one.drafter for one in ones], [one.left for one in ones])
+        return self.drafting.choose([one.drafter for one in ones], [one.left for one in ones], steps)
 
     def awaits(self) -> bool:
         """Whether the next step is better decided once the last one was read: guesses need its tokens."""
         ones = [one for one in self.running.values() if one.left > 0]
         reading = any(one.context < one.target for one in ones)
-        return not reading and self._drafted(ones) is not None
+        steps = self.limits.steps
+        if self.waiting or any(one.left < steps for one in ones):
+            steps = 1
+        return not reading and self._drafted(ones, steps) is not None
 
     def _running(self, one: Generation, short: bool) -> Running:
         refs = self.pool.refs
@@ -245,6 +248,7 @@ class Books:
                 # No other step names it, or guesses could not have been checked.
                 one.context = one.read = member.read - member.chosen + taken
                 self.table.ints[slot, [CONTEXT, STEP]] = one.context, len(one.text) + taken
+                self.waiting.charge([(one, taken - 1)])  # the launch was charged for one
 
     def publish(self, one: Generation) -> None:
         """Let others find the pages that are full of tokens that were read."""

@@ -20,6 +20,9 @@ _LONGEST = 3  # tokens at the end of a text that are looked for in it
 _PRIOR = (0.3, 0.5, 0.7)
 _WEIGHT = 0.1  # of one guess that was checked
 _PACE_WEIGHT = 0.2  # of one run
+_MOST = 2.0  # times what is known that one run counts, or a single pause would decide for long
+_PULL = 0.02  # of each run, on programs that were not run
+WEIGHED = ("decode", "verify")  # kinds of programs whose pace decides
 # A step that is read before the next one is launched leaves the device idle for a moment.
 _LEAST_GAIN = 1.05
 
@@ -104,16 +107,28 @@ class Draft(NamedTuple):
 
 
 class Pace:
-    """Seconds that a run of each program takes, as they were lately."""
+    """Seconds that a run of each program takes, as they were lately.
+
+    One that is not run is believed to be faster with time, down to where it would be if it had become as much
+    slower since its first run as the one that is. Or one that was slow for a while, when others used the
+    device, would never be tried again.
+    """
 
     def __init__(self) -> None:
+        self._first: dict[Key, float] = {}
         self._seconds: dict[Key, float] = {}
 
     def note(self, key: Key, seconds: float) -> None:
         """A run ended."""
-        if seconds > 0:
-            known = self._seconds.get(key, seconds)
-            self._seconds[key] = known + _PACE_WEIGHT * (seconds - known)
+        if not seconds > 0:
+            return
+        first = self._first.setdefault(key, seconds)
+        known = self._seconds.get(key, seconds)
+        self._seconds[key] = known + _PACE_WEIGHT * (min(seconds, _MOST * known) - known)
+        slower = self._seconds[key] / first
+        for other, held in self._seconds.items():
+            if other != key:
+                self._seconds[other] = held + _PULL * min(slower * self._first[other] - held, 0.0)
 
     def of(self, key: Key) -> float | None:
         """None if it was never run."""
@@ -135,12 +150,13 @@ class Drafting:
         self.length = max(bucket.chunk for bucket in buckets) - 1
         self.pace = Pace()
 
-    def choose(self, drafters: Sequence[Drafter | None], left: Sequence[int]) -> Draft | None:
-        """The best step for these texts, or None if one token of each is better.
+    def choose(self, drafters: Sequence[Drafter | None], left: Sequence[int], steps: int = 1) -> Draft | None:
+        """The best step for these texts, or None if tokens chosen one by one are better.
 
         Args:
             drafters: of each text; None where nothing is guessed.
             left: tokens that may still be chosen, of each.
+            steps: tokens of each that are chosen in one launch without guesses.
         """
         rows = len(drafters)
         if not 0 < rows <= self.rows:
@@ -148,11 +164,11 @@ class Drafting:
         pairs = list(zip(drafters, left, strict=True))
         guesses = [[] if one is None else one.guess()[: most - 1] for one, most in pairs]
         longest = max(map(len, guesses))
-        alone = self.pace.of(Key("decode", next(size for size in self._decode_rows if size >= rows), 1))
+        alone = self.pace.of(Key("decode", next(size for size in self._decode_rows if size >= rows), steps))
         if not longest or alone is None:
             return None
         odds = [0.0 if one is None else one.odds for one in drafters]
-        best, gain = None, _LEAST_GAIN * rows / alone
+        best, gain = None, _LEAST_GAIN * rows * steps / alone
         for bucket in self._buckets:
             seconds = self.pace.of(Key("verify", *bucket))
             if bucket.rows < rows or seconds is None:

@@ -17,6 +17,7 @@ from ..batching.clock import Clock
 from ..errors import Cancelled, ModelError, ServerError
 from .books import Books, Work
 from .desk import Desk, late
+from .drafting import WEIGHED
 from .launches import Launch, Member
 from .output import TokenLogprobs
 from .programs import Programs
@@ -162,7 +163,7 @@ class Engine:
             self._recover(error)
             return
         now_s = self._clock.now()
-        if self.books.drafting is not None and len(read) == 1:
+        if self.books.drafting is not None and len(read) == 1 and read[0][0].key.kind in WEIGHED:
             self.books.drafting.pace.note(read[0][0].key, now_s - max(flight.begun_s, self._landed_s))
         self._landed_s = now_s
         for launch, out in read:

@@ -135,6 +135,11 @@ def _guessing(model: LanguageModel, setup: Setup) -> tuple[Bucket, ...]:
         raise ConfigError(
             f"guesses are checked by a model's verify_step; {model.name} has none: leave draft_tokens out"
         )
+    if setup.draft_tokens >= model.limits["tokens"]:
+        raise ConfigError(
+            f"draft_tokens is less than a text can have, {model.limits['tokens']} tokens; got "
+            f"{setup.draft_tokens}: a few are enough, 7 for example"
+        )
     return verify_buckets(setup.draft_tokens, min(setup.draft_rows, setup.max_rows))
 
 

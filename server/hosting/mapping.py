@@ -136,7 +136,8 @@ class _Mapping:
         """Whether these, beside what waits, would leave others less than half of the queue."""
         limits = self._queue.limits
         elements = 0 if limits.elements is None else sum([math.prod(one.sizes) for one in known])
-        load.add(len(known), elements, 0)
+        arrays = () if limits.bytes is None else [array for one in known for array in one.item.values()]
+        load.add(len(known), elements, sum([array.nbytes for array in arrays]))
         return half_full(limits, load)
 
     def _halve(self, piece: _Piece) -> None:

@@ -196,9 +196,11 @@ def test_weights_of_low_precision_allow_more_between_buckets(dtype: str, allowed
     def apply(params: Any, *, ids: Any, mask: Any) -> Any:
         return mean_of_words(params["table"], ids=ids, mask=mask)
 
-    servable = words(apply, {"table": TABLE, "other": np.ones(3, dtype)})
+    servable = words(apply, {"table": TABLE, "other": np.ones(10 * TABLE.size, dtype)})
     assert check_padding(servable).tolerance == allowed
     assert check_padding(servable, tolerance=1e-4).tolerance == 1e-4
+    few = words(apply, {"table": TABLE, "other": np.ones(3, dtype)})
+    assert check_padding(few).tolerance == 1e-5
 
 
 def test_infinity_for_real_rows_is_an_answer() -> None:

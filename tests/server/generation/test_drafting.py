@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from servax.server.errors import ConfigError
 from servax.server.generation import SamplingParams
 from servax.server.generation.chunking import Bucket
-from servax.server.generation.drafting import Drafter, Drafting, drafter, expected, verify_buckets
+from servax.server.generation.drafting import Drafter, Drafting, Pace, drafter, expected, verify_buckets
 from servax.server.generation.programs import Key
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
@@ -122,6 +122,39 @@ def test_texts_without_guesses_pay_for_those_with():
     assert deciding(rows).choose([repeating()] * 3, [9] * 3) is None  # there is no such program
 
 
+def test_launches_of_several_steps_are_weighed_as_such():
+    seconds = {ONE: 6.0, Key("decode", 1, 16): 21.0, FOUR: 6.0, EIGHT: 6.0}
+    text = repeating()
+    assert deciding(seconds).choose([text], [100]) is not None
+    assert deciding(seconds).choose([text], [100], 16) is None  # 0.4 tokens a second instead of 0.8
+
+
+def noted(seconds):
+    made = deciding({})
+    made.pace = Pace()
+    for key, one in seconds.items():
+        made.pace.note(key, one)
+    return made
+
+
+def test_one_pause_does_not_end_guessing():
+    one = noted({ONE: 0.013, FOUR: 0.016, EIGHT: 0.02})
+    for key in (FOUR, EIGHT):
+        one.pace.note(key, 5.0)
+    assert one.choose([repeating()], [100]) is not None
+
+
+def test_guesses_are_tried_again_after_others_used_the_device():
+    one = noted({ONE: 0.013, FOUR: 0.016, EIGHT: 0.02})
+    for _ in range(60):
+        for key in (FOUR, EIGHT):
+            one.pace.note(key, 0.1)
+    assert one.choose([repeating()], [100]) is None
+    for _ in range(100):
+        one.pace.note(ONE, 0.013)
+    assert one.choose([repeating()], [100]) is not None
+
+
 def test_expected_tokens():
     assert expected(0.0, 5) == 1.0
     assert expected(1.0, 5) == 6.0
@@ -195,3 +228,20 @@ def test_a_model_that_cannot_check_is_refused(bench, monkeypatch):
 def test_a_negative_number_is_refused(bench):
     with pytest.raises(ConfigError, match="draft_tokens is at least 0, for no guesses; got -1"):
         bench(draft=-1)
+
+
+def test_more_guesses_than_a_text_has_tokens_are_refused(bench):
+    with pytest.raises(ConfigError, match="less than a text can have, 256 tokens; got 256: a few are enough"):
+        bench(draft=256)
+
+
+def test_weights_of_priorities_count_the_tokens_that_stand(bench):
+    one = bench(words=2, draft=7, rows=1, mixed=(), priorities="1=1,5=1")
+    urgent = [one.ask([5, 6, 7], priority=1, max_tokens=40, ignore_eos=True) for _ in range(15)]
+    # Nothing is guessed for these.
+    others = [one.ask([5, 6, 7], max_tokens=40, ignore_eos=True, frequency_penalty=0.5) for _ in range(15)]
+    while sum(caller.over for caller in urgent + others) < 14:
+        one.turn()
+    assert sum(record.accepted for record in one.records) > 0
+    assert sum(caller.over for caller in urgent) == sum(caller.over for caller in others)
+    one.settle()
