@@ -87,7 +87,8 @@ class StoredPrograms:
         watched = self._watched(servable)
         self._alive.infer_outputs(servable, key.digest, watched)
         if watched.changed:
-            self._made_anew(servable)
+            # No program was made yet, and a first trace settles much: what is imported in it, or set once.
+            self._key_anew(servable)
 
     def _watched(self, servable: Servable) -> Watched:
         maker = self._makers[servable]
@@ -104,6 +105,9 @@ class StoredPrograms:
                 "neither stored nor shared: pass what changes as an argument, and let it remember nothing",
                 servable.name,
             )
+        self._key_anew(servable)
+
+    def _key_anew(self, servable: Servable) -> None:
         self._makers[servable], self._keys[servable] = self._maker(servable), {}
         self._stepped_keys.pop(servable, None)
         self.fingerprint(servable, servable.grid.buckets[-1])

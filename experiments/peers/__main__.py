@@ -46,7 +46,7 @@ def chosen(workload: str, names: str, variants: str = "") -> list[Peer]:
     for name in wanted:
         if name not in known:
             raise ExperimentError(f"A peer of {workload} is one of {', '.join(known)}; got {name!r}.")
-    asked = [one.strip() for one in variants.split(",") if one.strip()]
+    asked = list(dict.fromkeys(one.strip() for one in variants.split(",") if one.strip()))
     there = {"embed": ("bfloat16", "int8"), "decode": tuple(VARIANTS)}.get(workload, ())
     for one in asked:
         if not set(one.split("+")) <= set(there):

@@ -190,6 +190,9 @@ def _is_derived(kind: type, name: str, value: Any) -> bool:
     # Cached values come and go, and hashes of strings differ from process to process.
     if is_naming(name) or isinstance(getattr(kind, name, None), functools.cached_property):
         return True
+    # Flax counts the Linen modules of a process, those too that other models make while they are traced.
+    if type(value).__name__ == "FlaxId":
+        return True
     return name.startswith("_") and "hash" in name and isinstance(value, (int, type(None)))
 
 

@@ -45,6 +45,7 @@ class LateEngine:
         self.reloader: Reloads | None = None
         self._engine: Engine | None = None
         self._closing = False
+        self._loads: set[asyncio.Future[None]] = set()
 
     def arrive(self, engine: Engine, texts: Mapping[str, Embedder]) -> None:
         """Hands over to the real engine."""
@@ -75,7 +76,19 @@ class LateEngine:
             raise NotReady(
                 f"models are loaded anew while they are served; {progress_text(self)}: retry later"
             )
-        await asyncio.shield(asyncio.wrap_future(self.reloader.load(name)))
+        loading = asyncio.wrap_future(self.reloader.load(name))  # goes on if nobody waits for it any more
+        self._loads.add(loading)
+        try:
+            await loading
+        except asyncio.CancelledError:
+            if self.draining:
+                raise Closed(
+                    f"a load ends before its server does; it is shutting down, {name!r} was not loaded: use "
+                    f"another replica"
+                ) from None
+            raise
+        finally:
+            self._loads.discard(loading)
 
     @property
     def models(self) -> Mapping[str, ModelHandle]:
@@ -113,5 +126,7 @@ class LateEngine:
     async def aclose(self, drain_s: float) -> None:
         """Closes the engine if it is there; one that arrives later stays unused."""
         self._closing = True
+        for one in list(self._loads):  # its answer would come after the end
+            one.cancel()
         if self._engine is not None:
             await self._engine.aclose(drain_s)

@@ -122,9 +122,10 @@ class Reloader:
         """Wait for the reload in hand; the server ends."""
         with self._lock:
             self._asked = False
-        for thread in (self._thread, self._loading):
+        until_s = time.monotonic() + timeout_s
+        for thread in (self._loading, self._thread):
             if thread is not None:
-                thread.join(timeout_s)
+                thread.join(max(0.0, until_s - time.monotonic()))
 
     def _run(self) -> None:
         while True:  # ends with the first turn that nobody asked for
@@ -134,8 +135,9 @@ class Reloader:
                     return
                 self._asked = False
             for config in self._configs:
-                with self._turn:
-                    self._reload(config)
+                with self._turn:  # a client's load may go before, and the server may end meanwhile
+                    if not self._engine.draining:
+                        self._reload(config)
 
     def _reload(self, config: ModelConfig, name: str | None = None) -> BaseException | None:
         """Load a model and swap it in; why it failed, or None."""

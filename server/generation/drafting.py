@@ -21,7 +21,7 @@ _PRIOR = (0.3, 0.5, 0.7)
 _WEIGHT = 0.1  # of one guess that was checked
 _PACE_WEIGHT = 0.2  # of one run
 _MOST = 2.0  # times what is known that one run counts, or a single pause would decide for long
-_PULL = 0.02  # of each run, on programs that were not run
+_PULL = 0.005  # of each run, on programs that were not run
 WEIGHED = ("decode", "verify")  # kinds of programs whose pace decides
 # A step that is read before the next one is launched leaves the device idle for a moment.
 _LEAST_GAIN = 1.05

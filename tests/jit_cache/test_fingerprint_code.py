@@ -259,3 +259,17 @@ def test_what_a_nested_jit_was_told_counts():
     used = jax.jit(f, **told[0])
     used(1.0, 2)
     assert digest(used) == digests[1]
+
+
+def test_a_linen_module_is_what_it_was_before_others_were_made():
+    from flax import linen
+
+    class Model(linen.Module):
+        width: int = 4
+
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(self.width)(x)
+
+    first, second = Model(), Model()
+    assert digest(first.apply) == digest(second.apply) != digest(Model(width=5).apply)

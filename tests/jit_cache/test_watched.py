@@ -22,8 +22,11 @@ def make() -> Servable:
     return Servable(scaled, np.float32(1), inputs={"x": "float32[n]"}, limits={"n": 8, "batch": 2})
 
 
-def program(source: StoredPrograms, servable: Servable, bucket: str = "2x8") -> Program:
-    source.infer_outputs(servable)
+def program(
+    source: StoredPrograms, servable: Servable, bucket: str = "2x8", *, infer: bool = True
+) -> Program:
+    if infer:
+        source.infer_outputs(servable)
     leaves = [jax.device_put(leaf) for leaf in servable.leaves]
     return source(servable, Bucket.parse(bucket, servable.grid.axes), leaves)
 
@@ -52,7 +55,7 @@ def test_a_program_of_code_that_changed_since_is_neither_stored_nor_shared(
     source, servable = StoredPrograms(store), make()
     source.infer_outputs(servable)  # the key is made here
     set_factor(3.0)
-    changed = program(source, servable)
+    changed = program(source, servable, infer=False)
     assert (factor_of(changed), changed.facts.source) == (3.0, "compiled")
     assert "changed while it was traced" in caplog.text
     set_factor(2.0)
@@ -98,7 +101,9 @@ def test_once_it_is_still_the_same_code_its_programs_are_kept_by_its_new_key(
     assert program(again, make(), "2x8").facts.source == "compiled"
 
 
-def test_a_function_that_fills_a_table_at_its_first_trace_is_stored(store: Store) -> None:
+def test_a_function_that_fills_a_table_at_its_first_trace_is_stored(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     table: dict[str, float] = {}
 
     def fill(params: Any, x: Any) -> Any:
@@ -110,6 +115,26 @@ def test_a_function_that_fills_a_table_at_its_first_trace_is_stored(store: Store
         return program(StoredPrograms(store), servable).facts.source
 
     assert [ask(), ask()] == ["compiled", "store"]
+    assert not caplog.text
+
+
+def test_what_a_library_sets_at_the_first_trace_is_no_change(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask() -> list[str]:
+        mesh = jax.make_mesh((1,), ("d",))  # `shard_map` fills in the names of its axes when it is called
+        double = jax.shard_map(lambda x: x * 2, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
+        servable = Servable(
+            lambda params, x: {"y": double(x) * params},
+            np.float32(1),
+            inputs={"x": "float32[n]"},
+            limits={"n": 8, "batch": 2},
+        )
+        source = StoredPrograms(store)
+        return [program(source, servable, bucket).facts.source for bucket in ("2x8", "1x8")]
+
+    assert [ask(), ask()] == [["compiled"] * 2, ["store"] * 2]
+    assert not caplog.text
 
 
 def test_a_function_that_counts_its_traces_is_compiled_each_time_with_one_warning(

@@ -150,6 +150,60 @@ def test_one_model_is_loaded_at_a_time_and_by_its_own_name(monkeypatch: pytest.M
     assert engine.swapped[3:] == ["first"]
 
 
+def test_a_model_whose_source_is_the_name_of_another_is_told_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = [ModelConfig(model="minilm"), ModelConfig(model="minilm", name="minilm-int8", quantize="int8")]
+    monkeypatch.setattr(
+        reload, "load", lambda config, **_: Resolved(cast(Any, SimpleNamespace(name=config.name or "minilm")))
+    )
+    engine = _Engine()
+    engine.may_end.set()
+    reloader = reload.Reloader(cast(Any, engine), configs, {}, Metrics())
+    for name in ("minilm", "minilm-int8"):
+        reloader.load(name).result(_PATIENCE_S)
+    assert engine.swapped == ["minilm", "minilm-int8"]
+
+
+def test_a_load_that_gets_no_thread_does_not_keep_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        reload, "load", lambda config, **_: Resolved(cast(Any, SimpleNamespace(name="first")))
+    )
+    engine = _Engine()
+    engine.may_end.set()
+    reloader = reload.Reloader(cast(Any, engine), [ModelConfig(model="a:b")], {}, Metrics())
+
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="can't start"):
+            reloader.load("first")
+    reloader.join(_PATIENCE_S)
+    reloader.load("first").result(_PATIENCE_S)
+    assert engine.swapped == ["first"]
+
+
+def test_who_waits_for_a_load_hears_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reload, "load", lambda config, **_: Resolved(cast(Any, SimpleNamespace(name="m"))))
+    engine, late = _Engine(), LateEngine()
+    reloader = reload.Reloader(cast(Any, engine), [ModelConfig(model="a:b")], {}, Metrics())
+    late.reloader = reloader
+
+    async def end_meanwhile() -> None:
+        asking = asyncio.create_task(late.load("m"))
+        await asyncio.sleep(0)
+        reloader.ask()  # waits for its turn
+        await late.aclose(0.0)
+        with pytest.raises(errors.Closed, match="'m' was not loaded"):
+            await asking
+
+    asyncio.run(end_meanwhile())
+    engine.draining = True
+    engine.may_end.set()
+    reloader.join(_PATIENCE_S)
+    assert engine.swapped == ["m"]  # the signal's turn came after the end
+
+
 def test_nothing_is_loaded_before_models_are_served_or_while_they_drain() -> None:
     late = LateEngine()
     with pytest.raises(errors.NotReady, match="the model is being loaded"):

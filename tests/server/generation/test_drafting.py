@@ -150,7 +150,7 @@ def test_guesses_are_tried_again_after_others_used_the_device():
         for key in (FOUR, EIGHT):
             one.pace.note(key, 0.1)
     assert one.choose([repeating()], [100]) is None
-    for _ in range(100):
+    for _ in range(400):
         one.pace.note(ONE, 0.013)
     assert one.choose([repeating()], [100]) is not None
 

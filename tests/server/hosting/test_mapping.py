@@ -82,7 +82,7 @@ def test_pinned_items_run_in_their_own_buckets(served):
     assert {str(bucket) for bucket in pin.buckets} == {"1x8", "1x32"}
 
 
-@pytest.mark.parametrize("limits", [{"rows": 64}, {"rows": 4096, "elements": 512}])
+@pytest.mark.parametrize("limits", [{"rows": 64}, {"rows": 4096, "elements": 512}, {"bytes": 2048}])
 def test_others_are_let_in_while_a_map_waits_for_a_busy_device(serve, doubling, monkeypatch, limits):
     server, device = serve(doubling(batch=32, length=8), queue=QueueLimits(**limits), max_request_rows=64)
     given, told, blocked = [{"x": item["x"][:8]} for item in items(600)], [], threading.Event()
