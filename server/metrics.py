@@ -126,7 +126,10 @@ class Metrics:
             "servax_draft_tokens", "Tokens guessed ahead and checked.", ["model"], registry=registry
         )
         self._accepted = Counter(
-            "servax_accepted_draft_tokens", "Of those, the ones that were right.", ["model"], registry=registry
+            "servax_accepted_draft_tokens",
+            "Of those, the ones that were right.",
+            ["model"],
+            registry=registry,
         )
         self.ready_of: Callable[[], Mapping[str, bool]] = dict
         registry.register(_Ready(self))
