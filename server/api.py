@@ -310,6 +310,7 @@ class Server(Health):
             What the model returns for each item, in order.
 
         Raises:
-            ServerError: what an item that fails raises; Overloaded if other callers fill the queue.
+            ServerError: what an item that fails raises; Overloaded if other callers fill the queue for half a
+                minute.
         """
         return map_items(self.model(model), items)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -20,6 +21,8 @@ from .model import Model
 
 # Few at first, so that the device soon has work; with more than the last no plan gets better.
 _FIRST, _MOST = 256, 4096
+# For a queue that other callers fill, in all; and at a time, since their requests may be through earlier.
+_PATIENCE_S, _PAUSE_S = 30.0, 0.5
 
 Item = Mapping[str, Any]
 
@@ -67,6 +70,7 @@ class _Mapping:
         self._pieces: deque[_Piece] = deque()
         self._flying: deque[tuple[_Piece, Future[list[list[Any]]]]] = deque()
         self._rows = 0
+        self._patience_s = _PATIENCE_S
         self._answers: list[Any] = []
 
     def read(self, source: "Iterable[Item]", window: int) -> bool:
@@ -122,15 +126,23 @@ class _Mapping:
             if len(piece.known) == 1:
                 raise
             self._halve(piece)
-        except Overloaded:
-            if not self._flying:
-                raise
+        except Overloaded as error:
             self._pieces.appendleft(piece)
+            if not self._flying:
+                self._pause(error)
             return False
         else:
             self._flying.append((piece, future))
             self._rows += len(piece.known)
         return True
+
+    def _pause(self, error: Overloaded) -> None:
+        """Wait for others, none of whose requests says when it is through; raises once that took too long."""
+        seconds = min(error.retry_after_s, _PAUSE_S)
+        self._patience_s -= seconds
+        if self._patience_s < 0:
+            raise error
+        time.sleep(seconds)
 
     def _crowds(self, known: Sequence[_Known], load: Load) -> bool:
         """Whether these, beside what waits, would leave others less than half of the queue."""

@@ -10,6 +10,7 @@ from servax.server import BadTensor, Server, pinned, tokenized
 from servax.server.batching.admission import QueueLimits
 from servax.server.batching.request import Request
 from servax.server.batching.together import as_run
+from servax.server.errors import Overloaded
 from servax.server.hosting import mapping
 
 GRID = Grid.parse("1x8,1x32,2x32,4x32", ("batch", "length"))
@@ -104,6 +105,28 @@ def test_others_are_let_in_while_a_map_waits_for_a_busy_device(serve, doubling, 
     assert len(told) == 600
     for item, answer in zip(given, told, strict=True):
         np.testing.assert_array_equal(answer, 2 * item["x"])
+
+
+@pytest.mark.parametrize("refusals", [3, 1000])
+def test_a_queue_that_others_fill_is_waited_for_in_bounds(serve, doubling, monkeypatch, refusals):
+    server, _ = serve(doubling(batch=4, length=8))
+    given, slept, send = [{"x": item["x"][:8]} for item in items(20)], [], mapping.Model.run_threaded
+
+    def sending(self, rows):
+        if len(slept) < refusals:
+            raise Overloaded("full: wait", retry_after_s=7.0)
+        return send(self, rows)
+
+    monkeypatch.setattr(mapping.Model, "run_threaded", sending)
+    monkeypatch.setattr(mapping.time, "sleep", slept.append)
+    if refusals == 3:
+        for item, answer in zip(given, server.map(given), strict=True):
+            np.testing.assert_array_equal(answer, 2 * item["x"])
+        assert slept == [0.5] * 3
+    else:
+        with pytest.raises(Overloaded, match="full: wait"):
+            server.map(given)
+        assert sum(slept) == 30
 
 
 def test_a_run_of_more_rows_than_a_quarter_of_the_queue_is_sent_in_parts(packed_sums):
