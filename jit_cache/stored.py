@@ -102,8 +102,8 @@ class StoredPrograms:
             self._changing.add(servable)
             _log.warning(
                 "what the code of model %r reads changed while it was traced; what was traced meanwhile is "
-                "neither stored nor shared: pass what changes as an argument, and remember by functools.cache "
-                "what is computed once",
+                "neither stored nor shared: pass what changes as an argument, and remember what is computed "
+                "once by functools.cache",
                 servable.name,
             )
         self._key_anew(servable)

@@ -14,13 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import bfloat16, offset, quantized, turned
-from .bfloat16 import Brief
+from . import offset, quantized, turned
 from .offset import Offset
 from .quantized import Quantized
 from .turned import Turned
 
-Kernels = tuple[jax.Array, ...] | Brief | Quantized | Offset | Turned
+Kernels = tuple[jax.Array, ...] | Quantized | Offset | Turned
 Apart = Mapping[str, Kernels]
 """Kernels of each layer by the name of the linear map, and int8 tables; empty if all are in the module."""
 
@@ -63,7 +62,7 @@ def product(kernels: Kernels, layer: jax.Array, x: jax.Array) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
-        kernels: `(in, out)` of each layer, turned, or in bfloat16 or int8.
+        kernels: `(in, out)` of each layer, turned (float32 or bfloat16), or in int8.
         layer: int32 scalar, which one.
         x: float32 `(..., in)`, for `Quantized` `(rows, in)`.
 
@@ -72,8 +71,6 @@ def product(kernels: Kernels, layer: jax.Array, x: jax.Array) -> jax.Array:
     """
     if isinstance(kernels, Quantized):
         return quantized.product(kernels, layer, x)
-    if isinstance(kernels, Brief):
-        return bfloat16.product(kernels, layer, x)
     if isinstance(kernels, Turned):
         return turned.product(kernels, layer, x)
     if isinstance(kernels, Offset):

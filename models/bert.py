@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import bfloat16, quantized
+from . import quantized, turned
 from .apart import PRECISION, Apart, joined, product
 from .config import BertConfig
 from .errors import TooManyTokens, UnsupportedModel
@@ -122,7 +122,7 @@ def _words(table: jax.Array, kernels: Apart, ids: jax.Array) -> jax.Array:
     """Rows of the table of words, which is in int8 where it is among the kernels."""
     if isinstance(words := kernels.get("word"), Quantized):
         return quantized.rows(words, ids.reshape(-1)).reshape(*ids.shape, -1)
-    return bfloat16.rows(table, ids)
+    return turned.rows(table, ids)
 
 
 class BertEncoder(nnx.Module):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import bfloat16, paged, quantized, turned
+from . import paged, quantized, turned
 from .apart import PRECISION, Apart, joined, product
 from .chunk import Chunk, Mixed
 from .errors import TooManyTokens
@@ -119,7 +119,7 @@ class Decoder(nnx.Module):
         if isinstance(table := kernels.get("word"), Quantized):
             x = quantized.rows(table, ids.reshape(-1))
         else:
-            x = bfloat16.rows(self.word[...], ids.reshape(-1))
+            x = turned.rows(self.word[...], ids.reshape(-1))
         graph, stack = nnx.split(self.layers)
 
         def layer(x: jax.Array, one: tuple[nnx.State[Any, Any], jax.Array]) -> Any:
@@ -134,8 +134,6 @@ class Decoder(nnx.Module):
         if isinstance(table := kernels.get("head"), Quantized):
             return quantized.scores(table, self.norm(x))
         head = self.word[...] if self.config.tied else self.head[...]
-        if head.dtype == jnp.bfloat16:
-            return bfloat16.scores(head, self.norm(x))
         return turned.scores(head, self.norm(x))
 
 

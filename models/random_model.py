@@ -44,7 +44,7 @@ def tiny(
         num_kv_heads: key and value heads.
         max_tokens: the longest sequence.
         seed: of the weights.
-        weights: round them to bfloat16, or to eight bits, see `bfloat16` and `quantize`.
+        weights: round them to bfloat16, or to eight bits, see `turned` and `quantize`.
         options: further ones of `LlamaConfig`, such as `qkv_bias`, `qk_norm` or `tied`.
     """
     config = LlamaConfig(

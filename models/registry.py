@@ -6,13 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import bert, bert_weights, bfloat16, checkpoint, generative, quantize_bert
+import jax.numpy as jnp
+
+from . import bert, bert_weights, checkpoint, generative, quantize_bert
 from .apart import apart
 from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
 from .generative import GenerativeModel
 from .llama_config import MODEL_TYPES
 from .tokenizer import TextTokenizer
+from .turned import turned
 from .weights import Weights, chosen
 
 
@@ -44,7 +47,7 @@ class TextModel:
         apply_packed: `apply_packed(params, *, ids, segment_ids, positions, max_segments)`, the same for
             several texts a row; bind `max_segments` before tracing.
         params: nested dict of NumPy arrays, float32 (see `apart`), or with matrices in bfloat16 (see
-            `bfloat16`) or int8 (see `quantize_bert`).
+            `turned`) or int8 (see `quantize_bert`).
         inputs: declaration of each input of `apply`, by name.
         limits: the largest size of each axis.
         tokenizer: text to ids.
@@ -82,7 +85,7 @@ def load(
         normalize: overrides what an encoder's checkpoint says.
         max_tokens: lowers the checkpoint's limit of tokens a text, special tokens included.
         dtype: `bfloat16` for matrices and the operands of their products in half the bytes, see
-            `models.bfloat16`; None for `float32`.
+            `models.turned`; None for `float32`.
         quantize: `int8` for weights in eight bits, see `models.quantize` for decoders and
             `models.quantize_bert` for encoders; None for none.
 
@@ -230,7 +233,7 @@ def _params(folder: Path, config: BertConfig, weights: Weights) -> tuple[dict[st
     params = bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
     if weights == "int8":
         return quantize_bert.quantize(config, params), left_out
-    return bfloat16.rounded(params) if weights == "bfloat16" else apart(params), left_out
+    return turned(params, jnp.bfloat16) if weights == "bfloat16" else apart(params), left_out
 
 
 def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.models import UnsupportedModel, bfloat16, load, tiny
+from servax.models import UnsupportedModel, load, tiny, turned
 from servax.models.apart import product
 from servax.models.random_model import random_params
 
@@ -31,7 +31,7 @@ def as_brief(x):
 def test_products_are_those_of_the_rounded_numbers_and_of_no_other_row(lead, seed):
     rng = np.random.default_rng(seed)
     kernels = rng.standard_normal((3, 40, 24), np.float32)
-    stacked = bfloat16.rounded({"layers": {"map": {"kernel": kernels}}})["layers"]["map"]["kernel"]
+    stacked = turned.turned({"layers": {"map": {"kernel": kernels}}}, BRIEF)["layers"]["map"]["kernel"]
     x = rng.standard_normal((*lead, 40), np.float32)
     run = jax.jit(product)
     got = np.asarray(run(stacked, np.int32(1), x))
@@ -48,7 +48,7 @@ def test_products_are_those_of_the_rounded_numbers_and_of_no_other_row(lead, see
 def test_products_of_sizes_that_are_not_known_yet():
     batch, length = jax.export.symbolic_shape("b, l")
     x = jax.ShapeDtypeStruct((batch, length, 8), jnp.float32)
-    kernels = bfloat16.Brief((jnp.zeros((4, 8), jnp.bfloat16),))
+    kernels = turned.Turned((jnp.zeros((4, 8), jnp.bfloat16),))
     made = jax.eval_shape(lambda x: product(kernels, jnp.int32(0), x), x)
     assert (made.shape, made.dtype) == ((batch, length, 4), jnp.float32)
 
@@ -122,7 +122,7 @@ def test_keys_and_values_beside_bfloat16_weights_are_held_in_half_the_bytes():
 def test_params_that_were_given_stay_as_they_were():
     params = random_params(tiny().step.args[0], 0)
     before = jax.tree.map(np.copy, params)
-    bfloat16.rounded(params)
+    turned.turned(params, BRIEF)
     jax.tree.map(np.testing.assert_array_equal, params, before)
 
 
