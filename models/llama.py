@@ -190,13 +190,8 @@ def step(
         Logits float32 `(rows, vocab)` after each row's last real token (finite and meaningless for a
         padded row), and the pool with the chunk in it.
     """
-    model, kernels = _module(config, params)
-    chunk = Chunk(config, context_lengths, chunk_lengths, ids.shape[1])
     past = Past(kv, page_table, context_lengths)
-    x, k, v = model(ids, chunk, past, kernels)
-    last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
-    x = jnp.take_along_axis(x, last, axis=1)[:, 0]
-    return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
+    return _appended(config, params, past, ids, chunk_lengths, every=False)
 
 
 def verify_step(
@@ -224,10 +219,26 @@ def verify_step(
         Logits float32 `(rows, chunk, vocab)` after each token (finite and meaningless on padding), and the
         pool. A later step whose context ends earlier writes over what is then behind it.
     """
-    model, kernels = _module(config, params)
-    chunk = Chunk(config, context_lengths, chunk_lengths, ids.shape[1])
     past = Past(kv, page_table, context_lengths)
+    return _appended(config, params, past, ids, chunk_lengths, every=True)
+
+
+def _appended(
+    config: LlamaConfig,
+    params: Mapping[str, Any],
+    past: Past,
+    ids: jax.Array,
+    chunk_lengths: jax.Array,
+    *,
+    every: bool,
+) -> tuple[jax.Array, Cache]:
+    """Logits after every token of the chunks, or after each row's last real one, and the pool."""
+    model, kernels = _module(config, params)
+    chunk = Chunk(config, past.lengths, chunk_lengths, ids.shape[1])
     x, k, v = model(ids, chunk, past, kernels)
+    if not every:
+        last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
+        x = jnp.take_along_axis(x, last, axis=1)[:, 0]
     return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
 
 

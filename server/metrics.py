@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from .batch_metrics import LATENCY_S, BatchMetrics
 from .events import Events
 from .recent import Recent
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from .batching.faults import FaultRecord
     from .generation.engine import StepRecord
 
-_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -62,7 +62,7 @@ class Metrics:
             "Seconds from the first byte handed to the server to the encoded answer.",
             ["model", "route"],
             registry=registry,
-            buckets=_LATENCY_S,
+            buckets=LATENCY_S,
         )
         self._shed = Counter(
             "servax_shed",
@@ -78,7 +78,7 @@ class Metrics:
             ["model"],
             registry=registry,
         )
-        self._batch_counters(registry)
+        self._batches = BatchMetrics(registry)
         self._faults = Counter(
             "servax_device_faults",
             "Faults of the device by kind (memory, transient) and what was done: retried, halved, blamed (on "
@@ -111,13 +111,12 @@ class Metrics:
         self._rows = Gauge("servax_rows", "Rows waiting or running.", ["model", "state"], registry=registry)
         # Children by their labels: a look-up costs as much as the counting.
         self._replies: dict[tuple[str, str, str, str], tuple[Counter, Histogram]] = {}
-        self._of_bucket: dict[tuple[str, str], tuple[list[Counter], Histogram]] = {}
         self._first_event = Histogram(
             "servax_first_event_seconds",
             "Seconds from a request to the first event of its stream: with text, to the first token.",
             ["model", "route"],
             registry=registry,
-            buckets=_LATENCY_S,
+            buckets=LATENCY_S,
         )
         self._pages = Gauge(
             "servax_free_pages", "Pages of the KV pool that texts can take.", ["model"], registry=registry
@@ -135,49 +134,6 @@ class Metrics:
         registry.register(_Ready(self))
         for phase in ("warmup", "request"):
             self._compiles.labels(phase)
-
-    def _batch_counters(self, registry: CollectorRegistry) -> None:
-        labels = ["model", "bucket"]
-        self._batches = Counter(
-            "servax_batches",
-            "Batches run, by why they were launched.",
-            [*labels, "reason"],
-            registry=registry,
-        )
-        self._batch_rows = Counter("servax_batch_rows", "Real rows in batches.", labels, registry=registry)
-        self._real = Counter("servax_batch_real", "Real elements in batches.", labels, registry=registry)
-        self._computed = Counter(
-            "servax_batch_computed",
-            "Elements computed in batches, padding included.",
-            labels,
-            registry=registry,
-        )
-        self._batch_seconds = Histogram(
-            "servax_batch_seconds",
-            "Seconds of one batch on the device.",
-            labels,
-            registry=registry,
-            buckets=_LATENCY_S,
-        )
-        self._wasted = Counter(
-            "servax_batch_wasted_seconds",
-            "Device seconds spent on padding: seconds x (1 - real / computed).",
-            labels,
-            registry=registry,
-        )
-        self._cold = Counter(
-            "servax_cold_hits",
-            "Batches that ran in a larger bucket since the right one was not warm.",
-            labels,
-            registry=registry,
-        )
-        self._queue = Histogram(
-            "servax_queue_seconds",
-            "Seconds that a row waited for its launch.",
-            ["model"],
-            registry=registry,
-            buckets=_LATENCY_S,
-        )
 
     def reply(self, model: str, route: str, outcome: str, reason: str, seconds: float) -> None:
         """Counts one request, once, by what its client got.
@@ -232,17 +188,7 @@ class Metrics:
             seconds: on the device.
             reason: why it was launched: full, window, deadline, idle, or step of a language model.
         """
-        found = self._of_bucket.get((model, bucket))
-        if found is None:
-            counters = (self._batch_rows, self._real, self._computed, self._wasted)
-            found = [one.labels(model, bucket) for one in counters], self._batch_seconds.labels(model, bucket)
-            self._of_bucket[model, bucket] = found
-        self._batches.labels(model, bucket, reason).inc()
-        for counter, amount in zip(
-            found[0], (rows, real, computed, seconds * (1 - real / computed)), strict=True
-        ):
-            counter.inc(amount)
-        found[1].observe(seconds)
+        self._batches.count(model, bucket, rows, real, computed, seconds, reason)
 
     def batch_record(self, record: "BatchRecord") -> None:
         """Counts one batch of the engine and its rows' time in the queue; give it to `Server(on_batch=)`."""
@@ -256,11 +202,9 @@ class Metrics:
             record.seconds,
             record.reason,
         )
-        queue = self._queue.labels(record.model)
-        for seconds in record.queued_s:
-            queue.observe(seconds)
+        self._batches.queued(record.model, record.queued_s)
         if record.cold:
-            self._cold.labels(record.model, bucket).inc()
+            self._batches.cold(record.model, bucket)
         self.recent.batch(
             time.monotonic(),
             record.model,

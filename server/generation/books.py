@@ -130,6 +130,8 @@ class Books:
 
     def awaits(self) -> bool:
         """Whether the next step is better decided once the last one was read: guesses need its tokens."""
+        if self.drafting is None:
+            return False
         ones = [one for one in self.running.values() if one.left > 0]
         reading = any(one.context < one.target for one in ones)
         steps = self.limits.steps

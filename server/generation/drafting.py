@@ -22,7 +22,6 @@ _WEIGHT = 0.1  # of one guess that was checked
 _PACE_WEIGHT = 0.2  # of one run
 _MOST = 2.0  # times what is known that one run counts, or a single pause would decide for long
 _PULL = 0.005  # of each run, on programs that were not run
-WEIGHED = ("decode", "verify")  # kinds of programs whose pace decides
 # A step that is read before the next one is launched leaves the device idle for a moment.
 _LEAST_GAIN = 1.05
 
@@ -148,7 +147,12 @@ class Drafting:
         self._decode_rows = tuple(decode_rows)
         self.rows = max(bucket.rows for bucket in buckets)
         self.length = max(bucket.chunk for bucket in buckets) - 1
+        self._alone = next(size for size in decode_rows if size >= self.rows)
         self.pace = Pace()
+
+    def weighs(self, key: Key) -> bool:
+        """Whether `choose` asks what this program takes."""
+        return key.kind == "verify" or (key.kind == "decode" and key.rows <= self._alone)
 
     def choose(self, drafters: Sequence[Drafter | None], left: Sequence[int], steps: int = 1) -> Draft | None:
         """The best step for these texts, or None if tokens chosen one by one are better.

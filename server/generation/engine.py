@@ -17,7 +17,6 @@ from ..batching.clock import Clock
 from ..errors import Cancelled, ModelError, ServerError
 from .books import Books, Work
 from .desk import Desk, late
-from .drafting import WEIGHED
 from .launches import Launch, Member
 from .output import TokenLogprobs
 from .programs import Programs
@@ -163,8 +162,9 @@ class Engine:
             self._recover(error)
             return
         now_s = self._clock.now()
-        if self.books.drafting is not None and len(read) == 1 and read[0][0].key.kind in WEIGHED:
-            self.books.drafting.pace.note(read[0][0].key, now_s - max(flight.begun_s, self._landed_s))
+        drafting = self.books.drafting
+        if drafting is not None and len(read) == 1 and drafting.weighs(key := read[0][0].key):
+            drafting.pace.note(key, now_s - max(flight.begun_s, self._landed_s))
         self._landed_s = now_s
         for launch, out in read:
             for row, member in enumerate(launch.members):
@@ -200,7 +200,7 @@ class Engine:
     def _tell(self, launch: Launch, out: dict[str, np.ndarray], seconds: float) -> None:
         if self._on_step is None:
             return
-        key, rows = launch.key, len(launch.members)
+        key, rows, taken = launch.key, len(launch.members), out.get("taken")
         tokens = int(launch.inputs["ints"][:, LENGTH].sum()) * (key.chunk if key.kind == "decode" else 1)
         record = StepRecord(
             key.kind,
@@ -210,7 +210,8 @@ class Engine:
             key.tokens,
             seconds,
             self.books.cache.available,
-            *((tokens - rows, int(out["taken"][:rows].sum()) - rows) if "taken" in out else ()),
+            drafted=0 if taken is None else tokens - rows,
+            accepted=0 if taken is None else int(taken[:rows].sum()) - rows,
         )
         try:
             self._on_step(record)

@@ -59,7 +59,9 @@ class Setup:
         if self.biases < 0:
             raise ConfigError(f"max_logit_bias is at least 0; got {self.biases}")
         if self.draft_tokens < 0:
-            raise ConfigError(f"draft_tokens is at least 0, for no guesses; got {self.draft_tokens}")
+            raise ConfigError(
+                f"draft_tokens is at least 0; got {self.draft_tokens}: leave it out for no guesses"
+            )
         if self.pages is not None and self.pages <= FIRST_PAGE:
             raise ConfigError(f"pages is more than {FIRST_PAGE}, null and sink page; got {self.pages}")
 

@@ -24,7 +24,6 @@ from ...jit_cache import (
 )
 from ..errors import ServerError, Unavailable
 from ..settling import settle, unsettle
-from .drafting import WEIGHED
 from .engine import Engine
 from .programs import Key
 from .rows import no_tokens
@@ -166,7 +165,7 @@ class Worker:
         drafting = self._engine.books.drafting
         if drafting is not None:
             for key in keys:
-                if key.kind in WEIGHED and not self._stop.is_set():
+                if drafting.weighs(key) and not self._stop.is_set():
                     drafting.pace.note(key, min([self._probe(key) for _ in range(_RUNS)]))
 
     def _tell(self, key: Key, error: Exception | None) -> None:

@@ -226,7 +226,7 @@ def test_a_model_that_cannot_check_is_refused(bench, monkeypatch):
 
 
 def test_a_negative_number_is_refused(bench):
-    with pytest.raises(ConfigError, match="draft_tokens is at least 0, for no guesses; got -1"):
+    with pytest.raises(ConfigError, match="draft_tokens is at least 0; got -1: leave it out"):
         bench(draft=-1)
 
 
