@@ -56,6 +56,8 @@ def quantize(config: BertConfig, params: Mapping[str, Any]) -> dict[str, Any]:
 def reach(config: BertConfig, params: Mapping[str, Any]) -> dict[str, Array]:
     """How far from 0 each feature gets that `qkv` and `up` read, float32 `(layers, hidden)`.
 
+    In NumPy but for the activation: a sealed server loads models anew too, and `bert` would be traced.
+
     Args:
         config: sizes and choices.
         params: as for `quantize`.
