@@ -33,7 +33,7 @@ def documents(name: str) -> list[dict[str, Any]]:
 def exported() -> dict[str, set[str]]:
     """Label names by the name of each sample that /metrics gives once everything was counted."""
     metrics = Metrics()
-    for metric in vars(metrics).values():
+    for metric in [*vars(metrics).values(), *vars(metrics._batches).values()]:
         if isinstance(metric, MetricWrapperBase) and metric._labelnames:
             metric.labels(*metric._labelnames)
     samples = itertools.chain.from_iterable(family.samples for family in metrics.registry.collect())
