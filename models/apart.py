@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import offset, quantized, turned
+from . import offset, panels, quantized, turned
 from .offset import Offset
+from .panels import Panels
 from .quantized import Quantized
 from .turned import Turned
 
-Kernels = tuple[jax.Array, ...] | Quantized | Offset | Turned
+Kernels = tuple[jax.Array, ...] | Quantized | Offset | Turned | Panels
 Apart = Mapping[str, Kernels]
 """Kernels of each layer by the name of the linear map, and int8 tables; empty if all are in the module."""
 
@@ -52,9 +53,9 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
     for name, leaves in params["layers"].items():
         kernel = leaves.get("kernel")
         here[name] = dict(leaves)
-        if isinstance(kernel, tuple):
+        if isinstance(kernel, tuple | Panels):
             here[name]["kernel"], there[name] = jnp.zeros((layers, 0)), kernel
-    tables = {name: leaf for name, leaf in params.items() if isinstance(leaf, Quantized)}
+    tables = {name: leaf for name, leaf in params.items() if isinstance(leaf, Quantized | Panels)}
     return {**params, "layers": here, **dict.fromkeys(tables, jnp.zeros((0, 0)))}, there | tables
 
 
@@ -62,13 +63,15 @@ def product(kernels: Kernels, layer: jax.Array, x: jax.Array) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
-        kernels: `(in, out)` of each layer, turned (float32 or bfloat16), or in int8.
+        kernels: `(in, out)` of each layer, in panels, turned (float32 or bfloat16), or in int8.
         layer: int32 scalar, which one.
         x: float32 `(..., in)`, for `Quantized` `(rows, in)`.
 
     Returns:
         float32 `(..., out)`.
     """
+    if isinstance(kernels, Panels):
+        return panels.product(kernels, layer, x)
     if isinstance(kernels, Quantized):
         return quantized.product(kernels, layer, x)
     if isinstance(kernels, Turned):

@@ -24,6 +24,10 @@ class HubUnavailable(ModelNotFound):
     """The Hugging Face hub refused the model or cannot be reached."""
 
 
+class KernelUnavailable(LoadError):
+    """This processor, system or jaxlib has no kernel for products in panels."""
+
+
 class UnsupportedModel(LoadError, ValueError):
     """The checkpoint's configuration asks for something these modules do not compute."""
 

@@ -10,11 +10,12 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, paged
+from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, native, paged
 from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
 from .llama_config import LlamaConfig
+from .panels import panels
 from .quantize import quantize
 from .turned import turned
 from .weights import Weights
@@ -31,8 +32,8 @@ class GenerativeModel:
         mixed_step: chunks and single tokens in one step, see `llama.mixed_step`; None if there is none.
         verify_step: as `step`, to the logits after every token, see `llama.verify_step`; or None.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
-        params: nested dict of NumPy arrays, float32, or with matrices in bfloat16 (see `turned`) or int8
-            (see `quantize`).
+        params: nested dict of NumPy arrays, float32 (see `panels` and `turned`), or with matrices in bfloat16
+            (see `turned`) or int8 (see `quantize`).
         kv_shapes: `kv_shapes(pages=, page_size=, dtype=)` to the shapes of a pool, by default float32, or
             float16 beside bfloat16 or int8 weights.
         limits: `tokens`, the longest sequence, prompt and continuation together.
@@ -81,6 +82,8 @@ def make(
     facts = _facts(config, left_out, chat is not None) | {"weights": weights}
     if weights == "int8":
         config, params = quantize(config, params)
+    elif weights == "float32" and native.available():
+        params = panels(params, tables=True)
     else:
         params = turned(params, jnp.bfloat16 if weights == "bfloat16" else jnp.float32)
     # Beside smaller weights a pool in float32 is most of what a step of many rows reads.

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import paged, quantized, turned
+from . import paged, panels, quantized, turned
 from .apart import PRECISION, Apart, joined, product
 from .chunk import Chunk, Mixed
 from .errors import TooManyTokens
 from .llama_config import LlamaConfig
 from .paged import Cache, Past
+from .panels import Panels
 from .quantized import Quantized
 from .rope import rotate
 
@@ -118,6 +119,8 @@ class Decoder(nnx.Module):
         ids = jnp.where(chunk.real, ids, jnp.int32(self.config.pad_id))
         if isinstance(table := kernels.get("word"), Quantized):
             x = quantized.rows(table, ids.reshape(-1))
+        elif isinstance(table, Panels):
+            x = panels.rows(table, ids.reshape(-1))
         else:
             x = turned.rows(self.word[...], ids.reshape(-1))
         graph, stack = nnx.split(self.layers)
@@ -131,8 +134,11 @@ class Decoder(nnx.Module):
 
     def logits(self, x: jax.Array, kernels: Apart) -> jax.Array:
         """Scores of all tokens, `(..., hidden)` to `(..., vocab)`."""
-        if isinstance(table := kernels.get("head"), Quantized):
+        table = kernels.get("word" if self.config.tied else "head")
+        if isinstance(table, Quantized):
             return quantized.scores(table, self.norm(x))
+        if isinstance(table, Panels):
+            return panels.scores(table, self.norm(x))
         head = self.word[...] if self.config.tied else self.head[...]
         return turned.scores(head, self.norm(x))
 

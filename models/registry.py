@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from . import bert, bert_weights, checkpoint, generative, quantize_bert
+from . import bert, bert_weights, checkpoint, generative, native, quantize_bert
 from .apart import apart
 from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
 from .generative import GenerativeModel
 from .llama_config import MODEL_TYPES
+from .panels import panels
 from .tokenizer import TextTokenizer
 from .turned import turned
 from .weights import Weights, chosen
@@ -46,8 +47,8 @@ class TextModel:
         apply: `apply(params, *, ids, mask)` to a dict of outputs; pure, not yet compiled.
         apply_packed: `apply_packed(params, *, ids, segment_ids, positions, max_segments)`, the same for
             several texts a row; bind `max_segments` before tracing.
-        params: nested dict of NumPy arrays, float32 (see `apart`), or with matrices in bfloat16 (see
-            `turned`) or int8 (see `quantize_bert`).
+        params: nested dict of NumPy arrays, float32 (see `panels` and `apart`), or with matrices in bfloat16
+            (see `turned`) or int8 (see `quantize_bert`).
         inputs: declaration of each input of `apply`, by name.
         limits: the largest size of each axis.
         tokenizer: text to ids.
@@ -233,7 +234,9 @@ def _params(folder: Path, config: BertConfig, weights: Weights) -> tuple[dict[st
     params = bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
     if weights == "int8":
         return quantize_bert.quantize(config, params), left_out
-    return turned(params, jnp.bfloat16) if weights == "bfloat16" else apart(params), left_out
+    if weights == "bfloat16":
+        return turned(params, jnp.bfloat16), left_out
+    return panels(params, tables=False) if native.available() else apart(params), left_out
 
 
 def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[str, Any]:

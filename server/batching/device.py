@@ -22,7 +22,7 @@ from .batcher import Launch
 from .clock import Clock
 from .dispatcher import Dispatcher, Job, Work
 from .faults import FaultPolicy
-from .jobs import Probe, Retire, Swap
+from .jobs import SHORT_RUN_S, Probe, Retire, Swap
 from .lessons import Lessons
 from .recovery import Recovery
 from .request import Row
@@ -31,8 +31,6 @@ from .work import LetGo, Rerun, Trial
 __all__ = ["BatchRecord", "Crew", "DeviceLoop", "Probe", "Retire", "Swap"]
 
 _log = logging.getLogger(__name__)
-_SHORT_RUN_S = 0.05
-_PROBES = 3
 # A call costs some 0.2 ms of host work: within 10 ms of steps that is no matter, and nobody waits for long.
 _JOIN_S = 0.01
 # In which an event loop has written the answers of a small batch and read what its clients ask next.
@@ -263,18 +261,16 @@ class DeviceLoop:
             # Known from an earlier start: a short program runs once, so that no request is its first; one
             # that takes long hides what a first run costs, and one that is shared had it.
             shared = probe.program.facts.source == SHARED
-            if known_s is None or (known_s < _SHORT_RUN_S and not shared):
+            if known_s is None or (known_s < SHORT_RUN_S and not shared):
                 probe.times.append(self._time(probe))
-            if known_s is None and _time_again(probe.times):
+            if known_s is None and probe.unsure:
                 self._dispatcher.post(probe)  # a batch that waits goes between
                 return
             seconds = known_s if known_s is not None else min(probe.times)
-            self._warm_others(probe)
+            if probe.purpose != "again":
+                self._warm_others(probe)
             with self._crew.turn:
-                if probe.purpose == "open":
-                    probe.model.opened(probe.program.bucket, seconds)
-                elif probe.purpose == "replace":
-                    probe.model.replace_program(probe.program, seconds)
+                probe.tell(seconds)
         except Exception as error:  # the warm-up thread reports it under the bucket's name
             probe.fail(error)
         else:
@@ -306,11 +302,6 @@ class DeviceLoop:
         begin_s = self._clock.now()
         Batch(probe.model, probe.program.bucket, (), "probe", begin_s, program=probe.program).fetch()
         return self._clock.now() - begin_s
-
-
-def _time_again(times: Sequence[float]) -> bool:
-    """Whether a program runs once more; the first run pays for buffers, and any may be disturbed."""
-    return len(times) < _PROBES and sum(times) < 2 * _SHORT_RUN_S
 
 
 def _unavailable(cause: BaseException) -> Unavailable:

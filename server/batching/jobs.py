@@ -7,6 +7,9 @@ from ...bucketing import Grid
 from ...jit_cache import Program
 from ..hosting.model import Model
 
+SHORT_RUN_S = 0.05
+_PROBES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Probe:
@@ -19,7 +22,8 @@ class Probe:
         program: what is run.
         seconds: how long that took.
         purpose: ``open`` has the model plan with the bucket from now on, ``replace`` has it run this program
-            instead of the one it runs there, ``trial`` changes nothing.
+            instead of the one it runs there, ``again`` has it plan with what a single run took if that is
+            less, ``trial`` changes nothing.
         times: seconds of its runs so far; the shortest counts.
     """
 
@@ -28,6 +32,22 @@ class Probe:
     seconds: "Future[float]"
     purpose: str = "open"
     times: list[float] = field(default_factory=list)
+
+    @property
+    def unsure(self) -> bool:
+        """Whether it runs once more; the first run pays for buffers, and any may be disturbed."""
+        if self.purpose == "again":
+            return False
+        return len(self.times) < _PROBES and sum(self.times) < 2 * SHORT_RUN_S
+
+    def tell(self, seconds: float) -> None:
+        """Have the model know; device thread."""
+        if self.purpose == "open":
+            self.model.opened(self.program.bucket, seconds)
+        elif self.purpose == "replace":
+            self.model.replace_program(self.program, seconds)
+        elif self.purpose == "again":
+            self.model.timed_again(self.program, seconds)
 
     def fail(self, error: Exception) -> None:
         """It will not be run."""

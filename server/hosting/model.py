@@ -36,6 +36,9 @@ class Model(Succession):
     """A servable inside a server: what the transports and the Python API talk to.
 
     Made by `Server`; shares its device thread, queue and compile thread.
+
+    Attributes:
+        held: whether readiness, where it asks for the whole grid, waits for the end of the warm-up besides.
     """
 
     def __init__(self, servable: Servable, shared: Shared) -> None:
@@ -58,7 +61,7 @@ class Model(Succession):
         self.keeper = Keeper(self, shared.programs, shared.dispatcher)
         self._lazy = shared.programs.policy == "lazy"
         self._needs_all = shared.ready_when == "grid"
-        self._ready = False
+        self._ready = self.held = False
         self._clock, self._sinks = shared.clock, shared.sinks
         self._opened: list[Bucket] = []
         self._staging: dict[object, list[Staging | StepStaging]] = {}
@@ -106,7 +109,8 @@ class Model(Succession):
             warm = [one.bucket for one in self.report.warm]
             covered = self.order[0] in warm or self._lazy
             # A budget that is used up ends the wait for the whole grid, never for the covering bucket.
-            self._ready = covered and (self.report.complete or self.report.enough or not self._needs_all)
+            whole = (self.report.complete or self.report.enough) and not self.held
+            self._ready = covered and (whole or not self._needs_all)
         return self._ready
 
     @property
@@ -233,6 +237,13 @@ class Model(Succession):
         """Run a bucket by another of its variants from the next batch on; device thread."""
         self.cost.restart(program.bucket, run_s)
         self.cache.install(program)
+
+    def timed_again(self, program: Program, run_s: float) -> None:
+        """A program was timed once more, and the least counts until traffic corrects it; device thread."""
+        bucket = program.bucket
+        known_s = self.cost.measured().get(bucket, 0.0)
+        if self.cache.find(bucket) is program and self.cost.hopes(bucket) and 0 < run_s < known_s:
+            self.cost.restart(bucket, run_s)
 
     def narrow(self, order: list[Bucket]) -> None:
         """Warm up these buckets only, the covering one first; before the warm-up begins."""

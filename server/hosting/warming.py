@@ -27,10 +27,13 @@ from ..settling import settle, unsettle
 from .model import Model
 from .preparing import prepare
 from .programs import Programs
+from .retiming import time_again
 from .tuning import tune_bucket
 
 OnProgress = Callable[[str, WarmupStep], None]
 _PROBE_TIMEOUT_S = 300.0
+# Beside requests a second timing waits so long for a moment without any, and is left out if none comes.
+_IDLE_S = 1.0
 
 
 class WarmUp:
@@ -161,7 +164,7 @@ class WarmUp:
             for model in models:
                 self._warm(model, model.order[:1])
             for model in models:
-                self._warm(model, model.order[1:], self._enough)
+                self._warm_rest(model)
                 self._tune(model)
             if self._stored is not None:
                 self._stored.save()
@@ -198,15 +201,40 @@ class WarmUp:
         for model in self._own:
             left = model.report.left(model.order)
             if left and not self._over_bytes():
+                begin_s = self._clock.now()
                 self._warm(model, left, self._over_bytes)
+                self.time_again(model, left, begin_s)
         if self._stored is not None:
             self._stored.save()
 
+    def _warm_rest(self, model: Model) -> None:
+        begin_s = self._clock.now()
+        model.held = True
+        try:
+            self._warm(model, model.order[1:], self._enough)
+            self.time_again(model, model.order, begin_s)
+        finally:
+            model.held = False
+            self._notify()
+
+    def time_again(self, model: Model, buckets: Sequence[Bucket], begin_s: float) -> None:
+        """Time programs once more whose warm-up began then; where the model answers, while nothing waits."""
+
+        def go_on() -> bool:
+            if self._stop.is_set():
+                return False
+            return self._dispatcher.wait_idle(_IDLE_S) if model.ready else not self._late
+
+        again = partial(self._trial, model, purpose="again")
+        time_again(model, buckets, again, now_s=self._clock.now, begin_s=begin_s, go_on=go_on)
+
     def _enough(self) -> bool:
+        return self._over_bytes() or self._late
+
+    @property
+    def _late(self) -> bool:
         budget_s = self._options.budget_s
-        return self._over_bytes() or (
-            budget_s is not None and self._clock.now() - self._started_s >= budget_s
-        )
+        return budget_s is not None and self._clock.now() - self._started_s >= budget_s
 
     def _over_bytes(self) -> bool:
         most = self._options.budget_bytes

@@ -1,0 +1,207 @@
+"""The product of activations with a matrix in panels, as LLVM assembly.
+
+A panel holds `width` columns of the matrix, row after row, so that a product reads the matrix once, in
+order, and whole vectors at a time (the packed operand of Goto & van de Geijn 2008,
+doi:10.1145/1356052.1356053, kept instead of made at each call). The sums of a tile stay in registers while
+the panel goes by. Each runs over the features in order, whatever the number of rows, so a row's result
+depends on no other, to the bit.
+"""
+
+from collections.abc import Iterator
+
+from . import frame
+from .crew import Job
+from .header import Header
+from .target import Tile
+
+# Rows that meet a panel before its next reader may take over; a unit is then about 40 us of a core.
+_ROWS = 64
+# Multiplications that are worth waking a thread for, which takes about 5 us.
+_WORTH_A_THREAD = 1 << 17
+_JOB = Job(("a", "w", "c", "rows", "out", "in", "parts"))
+
+
+def source(header: Header, tile: Tile) -> str:
+    """`@product` is what XLA calls, for float32 `(rows, in)`, panels and a layer's number."""
+    return "\n".join([*_declarations(tile), *_tiles(tile), _unit(tile), _handler(header, tile)])
+
+
+def _declarations(tile: Tile) -> list[str]:
+    vector = f"<{tile.lanes} x float>"
+    return [
+        f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})",
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+    ]
+
+
+def _tiles(tile: Tile) -> Iterator[str]:
+    yield from (_tile(tile, rows) for rows in range(1, tile.rows + 1))
+    cases = " ".join(f"i64 {rows}, label %rows{rows}" for rows in range(1, tile.rows))
+    calls = "\n".join(
+        f"rows{rows}:\n  call void @tile{rows}(ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in)\n  ret void"
+        for rows in range(1, tile.rows + 1)
+    )
+    yield f"""
+define internal void @tiles(i64 %rows, ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in) {{
+  switch i64 %rows, label %rows{tile.rows} [{cases}]
+{calls}
+}}"""
+
+
+def _tile(tile: Tile, rows: int) -> str:
+    """`rows` of `a` times a panel into `rows` of `c`, `ldc` floats apart."""
+    lanes, vector = tile.lanes, f"<{tile.lanes} x float>"
+    cells = [(i, j) for i in range(rows) for j in range(tile.vectors)]
+    sums = [f"  %s{i}_{j} = phi {vector} [zeroinitializer, %entry], [%n{i}_{j}, %loop]" for i, j in cells]
+    pointers = [
+        f"  %o{i} = mul i64 %in, {i}\n  %a{i} = getelementptr float, ptr %a, i64 %o{i}" for i in range(rows)
+    ]
+    weights = [
+        f"  %p{j} = getelementptr {vector}, ptr %row, i64 {j}\n  %b{j} = load {vector}, ptr %p{j}, align 4"
+        for j in range(tile.vectors)
+    ]
+    # One or two rows only wait for memory, which is asked for a few rows of the panel ahead.
+    ahead = (
+        [f"  %far = getelementptr {vector}, ptr %row, i64 {24 * tile.vectors}",
+         "  call void @llvm.prefetch.p0(ptr %far, i32 0, i32 3, i32 1)"] if rows <= 2 else []
+    )  # fmt: skip
+    work = []
+    for i in range(rows):
+        work += [
+            f"  %x{i} = getelementptr float, ptr %a{i}, i64 %k",
+            f"  %f{i} = load float, ptr %x{i}, align 4",
+            f"  %i{i} = insertelement {vector} poison, float %f{i}, i64 0",
+            f"  %v{i} = shufflevector {vector} %i{i}, {vector} poison, <{lanes} x i32> zeroinitializer",
+        ]
+        work += [
+            f"  %n{i}_{j} = call {vector} @llvm.fma.v{lanes}f32"
+            f"({vector} %v{i}, {vector} %b{j}, {vector} %s{i}_{j})"
+            for j in range(tile.vectors)
+        ]
+    stores = [
+        f"  %d{i}_{j} = getelementptr {vector}, ptr %c{i}, i64 {j}\n"
+        f"  store {vector} %n{i}_{j}, ptr %d{i}_{j}, align 4"
+        for i, j in cells
+    ]
+    starts = [
+        f"  %t{i} = mul i64 %ldc, {i}\n  %c{i} = getelementptr float, ptr %c, i64 %t{i}" for i in range(rows)
+    ]
+    lines = [
+        f"define internal void @tile{rows}(ptr %a, ptr noalias %b, ptr noalias %c, i64 %ldc, i64 %in) {{",
+        "entry:", *pointers, "  br label %loop",
+        "loop:", "  %k = phi i64 [0, %entry], [%k1, %loop]", *sums,
+        f"  %place = mul i64 %k, {tile.width}", "  %row = getelementptr float, ptr %b, i64 %place",
+        *weights, *ahead, *work,
+        "  %k1 = add i64 %k, 1", "  %more = icmp slt i64 %k1, %in", "  br i1 %more, label %loop, label %end",
+        "end:", *starts, *stores, "  ret void", "}",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _unit(tile: Tile) -> str:
+    """Units of rows and panels, those of one panel after one another."""
+    return f"""
+define internal void @units(ptr %job, i64 %from, i64 %to) {{
+entry:
+  %aside = alloca [{tile.rows * tile.width} x float], align 64
+{_JOB.loaded(pointers="awc")}
+  %panel = mul i64 %in, {tile.width}
+  br label %unit
+unit:
+  %u = phi i64 [%from, %entry], [%u1, %united]
+  %p = udiv i64 %u, %parts
+  %part = urem i64 %u, %parts
+  %first = mul i64 %part, {_ROWS}
+  %behind = add i64 %first, {_ROWS}
+  %last = call i64 @llvm.smin.i64(i64 %behind, i64 %rows)
+  %skip = mul i64 %p, %panel
+  %b = getelementptr float, ptr %w, i64 %skip
+  %column = mul i64 %p, {tile.width}
+  %left = sub i64 %out, %column
+  %whole = icmp sge i64 %left, {tile.width}
+  br label %tile
+tile:
+  %r = phi i64 [%first, %unit], [%r1, %tiled]
+  %rest = sub i64 %last, %r
+  %rest.up = add i64 %rest, {tile.rows - 1}
+  %tiles = udiv i64 %rest.up, {tile.rows}
+  %share = add i64 %rest, %tiles
+  %share.down = sub i64 %share, 1
+  %m = udiv i64 %share.down, %tiles
+  %ra = mul i64 %r, %in
+  %ap = getelementptr float, ptr %a, i64 %ra
+  %rc = mul i64 %r, %out
+  %place = add i64 %rc, %column
+  %cp = getelementptr float, ptr %c, i64 %place
+  br i1 %whole, label %direct, label %narrow
+direct:
+  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %cp, i64 %out, i64 %in)
+  br label %tiled
+narrow:
+  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %aside, i64 {tile.width}, i64 %in)
+  br label %line
+line:
+  %l = phi i64 [0, %narrow], [%l1, %lined]
+  %lf = mul i64 %l, {tile.width}
+  %lt = mul i64 %l, %out
+  br label %copy
+copy:
+  %q = phi i64 [0, %line], [%q1, %copy]
+  %qf = add i64 %lf, %q
+  %qt = add i64 %lt, %q
+  %pf = getelementptr float, ptr %aside, i64 %qf
+  %pt = getelementptr float, ptr %cp, i64 %qt
+  %one = load float, ptr %pf
+  store float %one, ptr %pt
+  %q1 = add i64 %q, 1
+  %q.more = icmp slt i64 %q1, %left
+  br i1 %q.more, label %copy, label %lined
+lined:
+  %l1 = add i64 %l, 1
+  %l.more = icmp slt i64 %l1, %m
+  br i1 %l.more, label %line, label %tiled
+tiled:
+  %r1 = add i64 %r, %m
+  %r.more = icmp slt i64 %r1, %last
+  br i1 %r.more, label %tile, label %united
+united:
+  %u1 = add i64 %u, 1
+  %u.more = icmp slt i64 %u1, %to
+  br i1 %u.more, label %unit, label %end
+end:
+  ret void
+}}"""
+
+
+def _handler(header: Header, tile: Tile) -> str:
+    fields = {name: f"i64 %{name}" for name in ("rows", "out", "in", "parts")}
+    pointers = {"a": "ptr %a.data", "w": "ptr %layer.w", "c": "ptr %c.data"}
+    body = f"""
+{frame.size("rows", "c", 0)}
+{frame.size("out", "c", 1)}
+{frame.size("in", "a", 1)}
+{frame.size("layers", "w", 0)}
+{frame.size("panels", "w", 1)}
+  %number = load i32, ptr %n.data
+  %number.wide = sext i32 %number to i64
+  %number.up = call i64 @llvm.smax.i64(i64 %number.wide, i64 0)
+  %final = sub i64 %layers, 1
+  %layer = call i64 @llvm.smin.i64(i64 %number.up, i64 %final)
+  %panel = mul i64 %in, {tile.width}
+  %whole = mul i64 %panel, %panels
+  %skip = mul i64 %whole, %layer
+  %layer.w = getelementptr float, ptr %w.data, i64 %skip
+  %rows.up = add i64 %rows, {_ROWS - 1}
+  %parts = udiv i64 %rows.up, {_ROWS}
+  %units = mul i64 %parts, %panels
+  %none = icmp eq i64 %units, 0
+  br i1 %none, label %empty, label %some
+empty:
+  ret ptr null
+some:
+  %multiplications = mul i64 %rows, %whole
+  %worth = sdiv i64 %multiplications, {_WORTH_A_THREAD}
+{_JOB.made("%units", "@units", fields | pointers)}
+  call void @run(ptr %api, ptr %ctx, ptr %job, i64 %worth)
+  ret ptr null"""
+    return frame.handler(header, "product", ("a", "w", "n", "c"), body)
