@@ -153,7 +153,7 @@ def test_the_encoder_is_a_module_of_params(small):
     )
     assert jax.tree.structure(bert.init(config)) == jax.tree.structure(bert.shapes(config))
     ids = jnp.ones((2, 3), jnp.int32)
-    assert model(ids, ids, jnp.ones((2, 1, 1, 3), bool)).shape == (2, 3, 16)
+    assert model(ids, ids, bert.Reach.of(ids, jnp.ones((2, 1, 1, 3), bool))).shape == (2, 3, 16)
 
 
 def test_V3_a_length_beyond_the_positions_is_refused(small):

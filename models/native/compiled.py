@@ -1,0 +1,66 @@
+"""From LLVM assembly to a function that XLA can call."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..errors import KernelUnavailable
+
+# Engines own the code they made, and XLA keeps the address for good.
+_alive: list[Any] = []
+
+
+def register(target: str, entry: str, parts: list[str], *, passes: bool = True) -> None:
+    """Compile a handler for this machine's processor and tell XLA of it.
+
+    Args:
+        target: the name by which programs call it. It is in each program, so that another kernel needs
+            another name.
+        entry: the name of the function.
+        parts: of one module, in LLVM assembly.
+        passes: whether LLVM improves them first, which takes 0.1 s and leaves nothing to a plain loop.
+
+    Raises:
+        KernelUnavailable: LLVM does not take it.
+    """
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    triple = llvm.get_process_triple()
+    machine = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        codemodel="jitdefault",
+        jit=True,
+    )
+    try:
+        module = llvm.parse_assembly("\n".join([f'target triple = "{triple}"', *parts]))
+        module.verify()
+    except RuntimeError as error:
+        raise KernelUnavailable(
+            f"LLVM must take the kernel {entry}, got {str(error)[:200]!r}: another llvmlite may; servax does "
+            "without"
+        ) from error
+    if passes:
+        builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        builder.getModulePassManager().run(module, builder)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address(entry))
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu", api_version=1)
+    _alive.append((engine, function))
+
+
+def with_reference(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, whose derivatives are those of `reference`: XLA knows none of a kernel."""
+    whole = jax.custom_jvp(call)
+
+    def derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+        return whole(*primals), jax.jvp(reference, primals, tangents)[1]
+
+    whole.defjvp(derivative)
+    return whole

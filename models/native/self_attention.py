@@ -1,0 +1,88 @@
+"""Attention of rows of texts to themselves, called from JAX."""
+
+import functools
+import logging
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..errors import KernelUnavailable
+from . import crew, encoder, exponential, header, tiles
+from .compiled import register, with_reference
+from .target import tile
+
+_TARGET = "servax_rows_attention_v1"
+_MASKED = -1e30
+_logger = logging.getLogger(__name__)
+
+
+def fits(size: int) -> bool:
+    """Whether programs made here may call `attend` for heads of that size."""
+    return available() and size % tile().lanes == 0
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the kernel compiles here, and a trial gives what it should."""
+    if jax.default_backend() != "cpu":
+        return False
+    try:
+        shape, layout = tile(), header.read()
+        sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
+        register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
+    except KernelUnavailable as error:
+        _logger.info("%s", error)
+        return False
+    size, length = shape.lanes, 3 * shape.rows + 1
+    qkv = np.random.default_rng(0).normal(size=(2, length, 6 * size)).astype(np.float32)
+    texts = np.repeat(np.array([[1, 2, 0], [4, 4, 5]], np.int32), [9, length - 11, 2], axis=1)
+    try:
+        # Who asks first may be tracing.
+        with jax.ensure_compile_time_eval():
+            got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
+            wanted = np.asarray(_reference(2, jnp.asarray(qkv), jnp.asarray(texts)))
+    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
+        _logger.warning("a trial of the kernel for attention failed: serving without", exc_info=True)
+        return False
+    return bool(np.allclose(got, wanted, rtol=1e-5, atol=1e-5))
+
+
+def attend(qkv: jax.Array, texts: jax.Array, *, heads: int) -> jax.Array:
+    """Attention of each token to those of its text.
+
+    Args:
+        qkv: float32 `(batch, length, 3 * heads * size)`: queries, keys and values, each head after head.
+        texts: int32 `(batch, length)`: which text a token is of, 0 to 2**31 - 3; tokens of one text read one
+            another, wherever they stand in the row.
+        heads: how many there are.
+
+    Returns:
+        float32 `(batch, length, heads * size)`.
+    """
+    call = with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
+    y: jax.Array = call(qkv, texts)
+    return y
+
+
+def _call(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:
+    batch, length, width = qkv.shape
+    size = width // (3 * heads)
+    shape = jax.ShapeDtypeStruct((batch, length, heads, size), jnp.float32)
+    call: Any = jax.ffi.ffi_call(_TARGET, shape, vmap_method="sequential")
+    y: jax.Array = call(qkv, texts, np.float32(1.0 / math.sqrt(size)))
+    return y.reshape(batch, length, heads * size)
+
+
+def _reference(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:
+    batch, length, width = qkv.shape
+    size = width // (3 * heads)
+    q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, size), 2, 0)
+    precision = jax.lax.Precision.HIGHEST
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) * (1.0 / math.sqrt(size))
+    own = texts[:, None, :, None] == texts[:, None, None, :]
+    weights = jax.nn.softmax(jnp.where(own, scores, _MASKED), axis=-1)
+    y: jax.Array = jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision=precision)
+    return y.reshape(batch, length, heads * size)
