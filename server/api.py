@@ -189,9 +189,9 @@ class Server(Health):
             stored=stored,
             options=shared.programs,
         )
-        self._refitting = Refitting(refit, made, self._dispatcher, self._clock, self._warmup.probe)
+        self._refitting = Refitting(refit, made, self._dispatcher, self._clock, self._warmup.prober.probe)
         self.refitters: Mapping[str, Refitter] = self._refitting.by_name
-        self._versions = Versions(made, served, shared, self._warmup.probe, self._refitting)
+        self._versions = Versions(made, served, shared, self._warmup, self._refitting)
 
     # -- life ---------------------------------------------------------------------------------------
 

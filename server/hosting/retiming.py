@@ -15,6 +15,7 @@ import numpy as np
 
 from ...bucketing import Bucket
 from ...jit_cache import Program
+from ..errors import Closed
 from .model import Model
 
 _log = logging.getLogger(__name__)
@@ -119,6 +120,8 @@ def time_again(
                 if not go_on():
                     return
                 timings.add(bucket, run(program))
+    except Closed:  # the server ends
+        pass
     except Exception as error:  # isolated: what is warm goes on serving
         _log.warning("%s: its programs were not timed a second time: %s", model.name, error)
     finally:

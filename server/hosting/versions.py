@@ -5,7 +5,7 @@ answered by the old version; its programs and weights are let go once the last o
 """
 
 import threading
-from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from collections.abc import MutableMapping, MutableSequence, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
 from functools import partial
@@ -19,8 +19,7 @@ from .model import Model
 from .preparing import prepare
 from .refitting import Refitting
 from .shared import Shared
-
-Probe = Callable[[Model, Program], float]
+from .warming import WarmUp
 
 
 class Versions:
@@ -30,7 +29,7 @@ class Versions:
         by_lane: every model that has a lane, in order; the device thread reads it.
         by_name: the models that are served.
         shared: what models have in common.
-        probe: runs a new program on the device thread, from where on it is planned with.
+        warmup: runs new programs on the device thread, from where on they are planned with.
         refitting: fits grids to traffic; goes on with the new version.
     """
 
@@ -39,11 +38,11 @@ class Versions:
         by_lane: MutableSequence[Model],
         by_name: MutableMapping[str, Model],
         shared: Shared,
-        probe: Probe,
+        warmup: WarmUp,
         refitting: Refitting,
     ) -> None:
         self._by_lane, self._by_name = by_lane, by_name
-        self._shared, self._probe, self._refitting = shared, probe, refitting
+        self._shared, self._warmup, self._refitting = shared, warmup, refitting
         self._lock = threading.Lock()
         self._stop = threading.Event()
 
@@ -107,7 +106,7 @@ class Versions:
 
     def _probe_in_lull(self, model: Model, program: Program) -> float:
         self._dispatcher.wait_lull()
-        return self._probe(model, program)
+        return self._warmup.prober.probe(model, program)
 
     def _free(self, old: Model) -> "Future[None] | None":
         """Let a version's programs and weights go in the compile thread: it takes as long as a batch."""
@@ -125,6 +124,7 @@ class Versions:
         options, compiler = replace(self._shared.programs, memory_bytes=None), self._shared.compiler
         try:
             if prepare([model], options, compiler):
+                begin_s = self._shared.clock.now()
                 warm_up(
                     model.cache,
                     model.order,
@@ -133,6 +133,7 @@ class Versions:
                     stop=self._stop,
                     before=self._dispatcher.wait_lull,
                 )
+                self._warmup.time_again(model, model.order, begin_s)
             if model.report.stopped:
                 raise Closed("the server closed before the new version was warm: it is not served")
             if not model.ready:

@@ -4,34 +4,24 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from ...bucketing import Bucket
-from ...jit_cache import (
-    CompileService,
-    Program,
-    StoredPrograms,
-    WarmupError,
-    WarmupStep,
-    warm_up,
-)
+from ...jit_cache import CompileService, StoredPrograms, WarmupError, WarmupStep, warm_up
 from ...jit_cache.alive import SHARED
-from ...jit_cache.device_memory import peak_bytes
 from ..batching.clock import Clock
-from ..batching.device import Probe
 from ..batching.dispatcher import Dispatcher
 from ..errors import NotReady
 from ..settling import settle, unsettle
 from .model import Model
 from .preparing import prepare
+from .probing import Prober
 from .programs import Programs
 from .retiming import time_again
 from .tuning import tune_bucket
 
 OnProgress = Callable[[str, WarmupStep], None]
-_PROBE_TIMEOUT_S = 300.0
 # Beside requests a second timing waits so long for a moment without any, and is left out if none comes.
 _IDLE_S = 1.0
 
@@ -48,6 +38,9 @@ class WarmUp:
         on_progress: called with the model's name and each step, in the warm-up thread.
         stored: remembers how long programs ran, if there is a store.
         options: budgets, and what is checked before.
+
+    Attributes:
+        prober: runs new programs on the device thread, from where on they are planned with.
     """
 
     def __init__(
@@ -68,6 +61,7 @@ class WarmUp:
         self._seal, self._sealed = seal, False
         self._on_progress = on_progress
         self._stored = stored
+        self.prober = Prober(dispatcher, stored, weigh=self._options.memory_bytes is not None)
         self._stop = threading.Event()
         self._changed = threading.Condition()
         self._begin_s = self._started_s = math.nan
@@ -218,14 +212,14 @@ class WarmUp:
             self._notify()
 
     def time_again(self, model: Model, buckets: Sequence[Bucket], begin_s: float) -> None:
-        """Time programs once more whose warm-up began then; where the model answers, while nothing waits."""
+        """Time programs once more whose warm-up began then; of a model that is ready, while nothing waits."""
 
         def go_on() -> bool:
             if self._stop.is_set():
                 return False
             return self._dispatcher.wait_idle(_IDLE_S) if model.ready else not self._late
 
-        again = partial(self._trial, model, purpose="again")
+        again = partial(self.prober.trial, model, purpose="again")
         time_again(model, buckets, again, now_s=self._clock.now, begin_s=begin_s, go_on=go_on)
 
     def _enough(self) -> bool:
@@ -254,40 +248,12 @@ class WarmUp:
         warm_up(
             model.cache,
             buckets,
-            lambda program: self.probe(model, program),
+            partial(self.prober.probe, model),
             report=model.report,
             on_step=lambda step: self._stepped(model, step),
             stop=self._stop,
             enough=enough if bounded else None,
         )
-
-    def probe(self, model: Model, program: Program) -> float:
-        """Run a new program on the device thread, from where on it is planned with; seconds of one run.
-
-        Raises:
-            WarmupError: if it does not come back in time; otherwise whatever the run raises.
-        """
-        probe = Probe(model, program, Future())
-        self._dispatcher.post(probe)
-        try:
-            seconds = probe.seconds.result(_PROBE_TIMEOUT_S)
-        except TimeoutError:
-            raise WarmupError(
-                f"a program is to run within {_PROBE_TIMEOUT_S:g} s; {program.bucket} did not"
-            ) from None
-        model.maker.learned(program, seconds)
-        self._weigh(model, program)
-        return seconds
-
-    def _weigh(self, model: Model, program: Program) -> None:
-        """Measure what a run takes of the host's memory, for the plans of later starts."""
-        planned = self._options.memory_bytes is not None and model.servable.platform == "cpu"
-        kept = self._stored is not None and self._stored.store is not None
-        if not kept or not planned or model.maker.scratch(program) is not None:
-            return
-        took = peak_bytes(lambda: self._trial(model, program, "trial"))
-        if took is not None:
-            model.maker.learned_scratch(program, took)
 
     def _tune(self, model: Model) -> None:
         """Make and time the other variants of each warm bucket, and keep the fastest."""
@@ -297,13 +263,7 @@ class WarmUp:
             if self._stop.is_set() or self._enough():
                 return
             if bucket in model.cache.ready():
-                tune_bucket(model, bucket, self._compiler, self._trial)
-
-    def _trial(self, model: Model, program: Program, purpose: str) -> float:
-        """Seconds of one run of a program that the model may not run yet; raises as `probe`."""
-        trial = Probe(model, program, Future(), purpose)
-        self._dispatcher.post(trial)
-        return trial.seconds.result(_PROBE_TIMEOUT_S)
+                tune_bucket(model, bucket, self._compiler, self.prober.trial)
 
     def _stepped(self, model: Model, step: WarmupStep) -> None:
         self._notify()

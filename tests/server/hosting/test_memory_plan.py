@@ -64,7 +64,7 @@ def test_W6_what_libraries_took_is_measured_once_and_planned_with_at_the_next_st
         measured.append(1)
         return 1 << 30  # a gibibyte, whatever runs
 
-    monkeypatch.setattr("servax.server.hosting.warming.peak_bytes", peak)
+    monkeypatch.setattr("servax.server.hosting.probing.peak_bytes", peak)
     options = Programs(memory_bytes=1 << 40, on_plan=lambda _, plan: plans.append(plan))
     for _ in range(2):
         with Server(matrix(), store=Store.open(tmp_path / "store", trial=None), programs=options) as server:
