@@ -47,7 +47,10 @@ def flops(one: Instruction, where: Computation) -> int:
     """Floating-point operations of one instruction, without those of computations it calls.
 
     A product of matrices counts 2 for each multiply-add, other arithmetic 1 an element; moving data is free.
+    A custom call counts what it declares as an attribute `flops`, if it does.
     """
+    if (declared := _declared(one, "flops")) is not None:
+        return declared
     if one.opcode in FREE or (one.opcode in _MOVES and not is_matrix(one)):
         return 0
     if is_matrix(one):
@@ -56,6 +59,14 @@ def flops(one: Instruction, where: Computation) -> int:
     if one.opcode in ("reduce", "reduce-window"):
         return max(one.elements, sum(_operand(where, name).elements for name in _arrays(one, where)[:1]))
     return one.elements
+
+
+def _declared(one: Instruction, name: str) -> int | None:
+    """A number among the attributes of a custom call of the foreign-function interface."""
+    if one.opcode != "custom-call":
+        return None
+    found = re.search(rf"\b{name} = (\d+) : i64", one.attributes)
+    return int(found[1]) if found else None
 
 
 def _contracted(one: Instruction, where: Computation) -> int:
@@ -78,8 +89,10 @@ def traffic(one: Instruction, where: Computation, module: HloModule) -> int:
     """Bytes that one launch reads and writes, caches aside.
 
     Slices and gathers, also inside a fusion, read what they return and not the whole array; an update in
-    place writes what it updates.
+    place writes what it updates; a custom call moves what it declares as an attribute `bytes`, if it does.
     """
+    if (declared := _declared(one, "bytes")) is not None:
+        return declared
     called = module.called(one, where) if one.opcode == "fusion" else []
     if called:
         inner = called[0]

@@ -122,6 +122,20 @@ def test_a_product_of_matrices_counts_two_for_each_multiply_add() -> None:
     assert report.reported_flops == report.flops
 
 
+def test_a_custom_call_counts_what_it_declares() -> None:
+    said = "backend_config={bytes = 4096 : i64, flops = 12345 : i64}"
+    text = (
+        "HloModule jit_f\n\nENTRY %main (a: f32[3,8], w: f32[6,8,48]) -> f32[3,48] {\n"
+        "  %a = f32[3,8]{1,0} parameter(0)\n  %w = f32[6,8,48]{2,1,0} parameter(1)\n"
+        '  ROOT %y = f32[3,48]{1,0} custom-call(%a, %w), custom_call_target="my_matmul", '
+    )
+    report = analyse(f"{text}{said}\n}}\n")
+    assert (report.flops, report.matrix_flops, report.bytes_accessed) == (12345, 12345, 4096)
+    plain = analyse(f"{text}api_version=API_VERSION_TYPED_FFI\n}}\n")
+    assert plain.flops == 2 * 3 * 48 * 8
+    assert plain.bytes_accessed == 4 * (3 * 8 + 6 * 8 * 48 + 3 * 48)
+
+
 def test_a_convolution_counts_its_window_and_input_features() -> None:
     def convolve(x: Any, kernel: Any) -> Any:
         numbers = ("NWC", "WIO", "NWC")
