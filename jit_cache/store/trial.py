@@ -3,8 +3,13 @@
 The parent writes one line of JSON and then the program to the child's standard input; the child loads it,
 says ``loaded``, calls it once with zeros and says ``ran``. A child that dies of a signal or hangs before
 ``loaded`` has failed; one that raises has only failed to prove anything, since this process can catch that.
+
+Programs may call functions that XLA has to be told of first (`jax.ffi.register_ffi_target`). So the child
+first calls what installed packages name in the entry point group ``servax.custom_calls``: functions without
+arguments that tell it.
 """
 
+import importlib.metadata
 import json
 import os
 import signal
@@ -15,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+CUSTOM_CALLS = "servax.custom_calls"
 _LOADED = b"loaded"
 _TIMEOUT_S = 30.0
 _LARGEST_CALL_BYTES = 1 << 30
@@ -97,12 +103,21 @@ def _child() -> None:
             jax.config.update(name, value)
     from .serialize import load
 
+    _tell_of_custom_calls()
     program = load(sys.stdin.buffer.read())
     print(_LOADED.decode(), flush=True)
     if (zeros := _zeros(program)) is not None:
         positional, named = zeros
         jax.block_until_ready(program(*positional, **named))
         print("ran", flush=True)
+
+
+def _tell_of_custom_calls() -> None:
+    for point in importlib.metadata.entry_points(group=CUSTOM_CALLS):
+        try:
+            point.load()()
+        except Exception as error:  # whatever a package does; a program that needs it says so itself
+            print(f"{CUSTOM_CALLS} {point.name}: {error!r}", file=sys.stderr)
 
 
 def _zeros(program: Any) -> Any:
