@@ -22,6 +22,7 @@ from .errors import (
 from .generation_tokenizer import GenerationTokenizer
 from .generative import GenerativeModel
 from .llama_config import LlamaConfig
+from .panels import in_panels, matmul
 from .random_model import tiny
 from .registry import TextModel, load
 from .tokenizer import TextTokenizer
@@ -50,6 +51,8 @@ __all__ = [
     "TooManyTokens",
     "UnsupportedModel",
     "WeightsNotInstalled",
+    "in_panels",
     "load",
+    "matmul",
     "tiny",
 ]

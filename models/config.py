@@ -31,6 +31,7 @@ class BertConfig:
         position_offset: position number of the first token.
         pooling: how token vectors become one vector, one of `POOLINGS`.
         normalize: divide each pooled vector by its L2 norm.
+        kernels: of `models.native`, that programs of this model may call; it tells their programs apart.
     """
 
     vocab_size: int
@@ -46,6 +47,7 @@ class BertConfig:
     position_offset: int = 0
     pooling: str = "mean"
     normalize: bool = False
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = (

@@ -15,6 +15,7 @@ from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
 from .llama_config import LlamaConfig
+from .native import paged_attention
 from .panels import panels
 from .quantize import quantize
 from .turned import turned
@@ -32,8 +33,8 @@ class GenerativeModel:
         mixed_step: chunks and single tokens in one step, see `llama.mixed_step`; None if there is none.
         verify_step: as `step`, to the logits after every token, see `llama.verify_step`; or None.
         forward: `forward(params, *, ids, lengths)` to the logits of every token, without a cache.
-        params: nested dict of NumPy arrays, float32 (see `panels` and `turned`), or with matrices in bfloat16
-            (see `turned`) or int8 (see `quantize`).
+        params: nested dict of NumPy arrays, float32 or with matrices in bfloat16 (see `panels` and `turned`)
+            or in int8 (see `quantize`).
         kv_shapes: `kv_shapes(pages=, page_size=, dtype=)` to the shapes of a pool, by default float32, or
             float16 beside bfloat16 or int8 weights.
         limits: `tokens`, the longest sequence, prompt and continuation together.
@@ -79,15 +80,17 @@ def make(
     weights: Weights = "float32",
 ) -> GenerativeModel:
     """Join the parts of a model; `params` is a tree as of `llama.init`, of which `weights` rounds a copy."""
+    # Beside smaller weights a pool in float32 is most of what a step of many rows reads.
+    kv_dtype = jnp.dtype(jnp.float32 if weights == "float32" else jnp.float16)
+    kernels = {"panels": native.available(), "paged_attention": paged_attention.available(kv_dtype.name)}
+    config = replace(config, kernels=tuple(name for name, there in kernels.items() if there))
     facts = _facts(config, left_out, chat is not None) | {"weights": weights}
     if weights == "int8":
         config, params = quantize(config, params)
-    elif weights == "float32" and native.available():
-        params = panels(params, tables=True)
     else:
-        params = turned(params, jnp.bfloat16 if weights == "bfloat16" else jnp.float32)
-    # Beside smaller weights a pool in float32 is most of what a step of many rows reads.
-    kv_dtype = jnp.dtype(jnp.float32 if weights == "float32" else jnp.float16)
+        dtype = jnp.bfloat16 if weights == "bfloat16" else jnp.float32
+        fits = native.available()
+        params = panels(params, tables=True, dtype=dtype) if fits else turned(params, dtype)
     kv_sizes = (config.num_layers, config.num_kv_heads, config.head_size)
     return GenerativeModel(
         name=name,
@@ -199,5 +202,6 @@ def _facts(config: LlamaConfig, left_out: tuple[str, ...], chat: bool) -> dict[s
         "tied": config.tied,
         "chat_template": chat,
         "dtype": "float32",
+        "kernels": list(config.kernels),
         "tensors_left_out": list(left_out),
     }

@@ -41,6 +41,7 @@ class LlamaConfig:
         bos_id: token that begins a text, if there is one.
         pad_id: token id that stands for padding.
         architecture: the checkpoint's own name of its kind.
+        kernels: of `models.native`, that programs of this model may call; it tells their programs apart.
     """
 
     vocab_size: int
@@ -61,6 +62,7 @@ class LlamaConfig:
     bos_id: int | None = None
     pad_id: int = 0
     architecture: str = "llama"
+    kernels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size"):

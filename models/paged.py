@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import native
 from .errors import BadPool
+from .native import paged_attention
 
 NULL_PAGE = 0
 SINK_PAGE = 1
@@ -96,7 +98,8 @@ def attend(
     The sums are rescaled when a page raises the maximum (Milakov & Gimelshein 2018, arXiv:1805.02867), so a
     page is read once and stays in the processor's cache. The loop ends at the longest row's last page:
     time follows the tokens held and not `max_pages`. A page that is all masked for a row leaves the row's
-    bits as they were, so the answer depends on neither the neighbours nor the width of the table.
+    bits as they were, so the answer depends on neither the neighbours nor the width of the table. On CPUs
+    a kernel does so without a copy of the pages, see `native.pool`.
 
     Args:
         past: the pool, or None for a chunk that is the whole sequence.
@@ -113,9 +116,8 @@ def attend(
     groups = heads // k.shape[1]
     grouped = q.reshape(rows, k.shape[1], groups * chunk, size)
     state = _within(grouped, k, v, keep)
-    if past is not None:
-        state = _attend_past(past, layer, grouped, state)
-    return (state[2] / state[1][..., None]).reshape(rows, heads, chunk, size)
+    mixed = _ended(state) if past is None else _with_past(past, layer, grouped, state)
+    return mixed.reshape(rows, heads, chunk, size)
 
 
 def attend_mixed(
@@ -153,8 +155,7 @@ def attend_mixed(
     v = jnp.where(finite[:, None, None, None], v, 0.0)
     state = [as_rows(part) for part in _within(as_chunk(grouped), as_chunk(k), as_chunk(v), keep[None])]
     highest, total, mixed = (part[:rows] for part in state)
-    _, own_total, own = _attend_past(past, layer, grouped[:rows], (highest, total, mixed))
-    own = own / own_total[..., None]
+    own = _with_past(past, layer, grouped[:rows], (highest, total, mixed))
     highest, total, mixed = (as_chunk(part[rows:]) for part in state)
     one = Past(
         past.cache,
@@ -162,8 +163,7 @@ def attend_mixed(
         jnp.where(jnp.any(more.reads), jax.lax.dynamic_slice_in_dim(past.lengths, more.row, 1), 0),
     )
     reads = jnp.tile(more.reads, heads // kv_heads)[None]
-    _, total, mixed = _attend_pages(one, layer, as_chunk(grouped[rows:]), (highest, total, mixed), reads)
-    further = mixed / total[..., None]
+    further = _with_past(one, layer, as_chunk(grouped[rows:]), (highest, total, mixed), reads)
     further = jnp.moveaxis(further.reshape(kv_heads, heads // kv_heads, tokens - rows, size), 2, 0)
     every = jnp.concatenate([own, further]).reshape(tokens, heads, 1, size)
     return jnp.where(spoiled[:, None, None, None], jnp.nan, every)
@@ -182,6 +182,7 @@ class More(NamedTuple):
 
 
 _State = tuple[jax.Array, jax.Array, jax.Array]
+_Reads = jax.Array | None
 
 
 def _within(grouped: jax.Array, k: jax.Array, v: jax.Array, keep: jax.Array) -> _State:
@@ -194,24 +195,36 @@ def _within(grouped: jax.Array, k: jax.Array, v: jax.Array, keep: jax.Array) -> 
     return highest, jnp.sum(weights, axis=-1), jnp.einsum("rhqk,rhkd->rhqd", weights, v, precision=_PRECISION)
 
 
-def _attend_past(past: Past, layer: jax.Array, q: jax.Array, state: _State) -> _State:
+def _ended(state: _State) -> jax.Array:
+    return state[2] / state[1][..., None]
+
+
+def _with_past(past: Past, layer: jax.Array, q: jax.Array, state: _State, reads: _Reads = None) -> jax.Array:
+    """The mix of values of chunks and of their past; `reads`, bool `(rows, queries)`, says which have one."""
+    k, v = past.cache["k"], past.cache["v"]
+    if native.available() and paged_attention.fits(v):
+        mixed = paged_attention.attend(k, v, past.page_table, past.lengths, layer, q, state)
+        return mixed if reads is None else jnp.where(reads[:, None, :, None], mixed, _ended(state))
+    return _ended(_attend_past(past, layer, q, state, reads))
+
+
+def _attend_past(past: Past, layer: jax.Array, q: jax.Array, state: _State, reads: _Reads) -> _State:
     """In blocks of rows on CPU, each of which ends at its own longest row."""
     rows = q.shape[0]
     block = _BLOCK if jax.default_backend() == "cpu" else rows
     if rows <= block:
-        return _attend_pages(past, layer, q, state)
+        return _attend_pages(past, layer, q, state, reads)
     parts = []
     for begin in range(0, rows, block):
         some = slice(begin, begin + block)
         held = Past(past.cache, past.page_table[some], past.lengths[some])
-        parts.append(_attend_pages(held, layer, q[some], (state[0][some], state[1][some], state[2][some])))
+        own = (state[0][some], state[1][some], state[2][some])
+        parts.append(_attend_pages(held, layer, q[some], own, None if reads is None else reads[some]))
     highest, total, mixed = (jnp.concatenate(part) for part in zip(*parts, strict=True))
     return highest, total, mixed
 
 
-def _attend_pages(
-    past: Past, layer: jax.Array, q: jax.Array, state: _State, reads: jax.Array | None = None
-) -> _State:
+def _attend_pages(past: Past, layer: jax.Array, q: jax.Array, state: _State, reads: _Reads) -> _State:
     """A page of each row at a time; `reads`, bool `(rows, queries)`, says which queries do."""
     size = past.cache["v"].shape[3]
     width = past.page_table.shape[1]

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import vnni
+from . import panels_int8, vnni
 from .llama_config import LlamaConfig
+from .native import integers
+from .panels import Panels
 from .quantized import LARGEST, MIDDLE, SMALLEST, Quantized
 
 Array = np.ndarray[Any, Any]
@@ -52,12 +54,15 @@ def quantize(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[LlamaConfi
         parameters whose matrices are `Quantized`.
     """
     turn = hadamard(block_of(config.intermediate_size))
+    rooms = _rooms(params)
     kernels: dict[str, list[Quantized]] = {}
     others: dict[str, dict[str, list[Array]]] = {}
     with ThreadPoolExecutor(4) as pool:  # NumPy works outside the lock
-        for layer in turned(config, params):
+        for at, layer in enumerate(turned(config, params)):
             made = {
-                name: pool.submit(_kernel, leaves.pop("kernel"), turn if name == "down" else None)
+                name: pool.submit(
+                    _kernel, leaves.pop("kernel"), turn if name == "down" else None, rooms.get(name), at
+                )
                 for name, leaves in layer.items()
                 if "kernel" in leaves
             }
@@ -73,7 +78,8 @@ def quantize(config: LlamaConfig, params: Mapping[str, Any]) -> tuple[LlamaConfi
         layers.setdefault(name, {})["kernel"] = _joined(each, turn if name == "down" else None)
     word, head = (_table(one) for one in tables(config, params))
     norm = {"scale": np.ones_like(params["norm"]["scale"])}
-    whole = {"word": word, "layers": layers, "norm": norm, "head": _laid_out(head)}
+    head = table_in_panels(head) if rooms else _laid_out(head)
+    whole = {"word": word, "layers": layers, "norm": norm, "head": head}
     return replace(config, tied=False), whole
 
 
@@ -115,16 +121,43 @@ def _turn_values(config: LlamaConfig, layer: Layer) -> None:
     layer["attended"]["kernel"] = (turn.T @ by_head).reshape(read.shape)
 
 
-def _kernel(kernel: Array, turn: Array | None) -> Quantized:
-    """float32 `(in, out)` of one layer to eight bits `(out, in)`."""
+def _rooms(params: Mapping[str, Any]) -> dict[str, Panels]:
+    """Panels of zeros for all layers' kernels; none where there is no kernel for panels."""
+    if not integers.available():
+        return {}
+    shapes = {name: leaves["kernel"].shape for name, leaves in params["layers"].items() if "kernel" in leaves}
+    return {
+        name: panels_int8.zeros(layers, outputs, features)
+        for name, (layers, features, outputs) in shapes.items()
+    }
+
+
+def _kernel(kernel: Array, turn: Array | None, room: Panels | None, at: int) -> Quantized:
+    """float32 `(in, out)` of one layer to eight bits, in the layer's place where there is room."""
     if turn is not None:
         kernel = (turn.T @ kernel.reshape(-1, len(turn), kernel.shape[1])).reshape(kernel.shape)
-    return _laid_out(Quantized(*rounded(np.ascontiguousarray(kernel.T))))
+    one = Quantized(*rounded(np.ascontiguousarray(kernel.T)))
+    return _laid_out(one) if room is None else _put(one, room, at)
+
+
+def _put(one: Quantized, room: Panels, at: int) -> Quantized:
+    """A matrix `(out, in)` in panels, as one of several."""
+    panels_int8.fill(room, at, one.values)
+    return one._replace(values=room, sums=one.values.sum(axis=1, dtype=np.int32))
+
+
+def table_in_panels(table: Quantized) -> Quantized:
+    """A table `(words, features)` in panels."""
+    room = panels_int8.zeros(1, *table.values.shape)
+    return _joined([_put(table, room, 0)], None)
 
 
 def _joined(each: list[Quantized], turn: Array | None) -> Quantized:
     """The kernels of all layers."""
     values, scales, _, sums = map(tuple, zip(*each, strict=True))
+    if isinstance(values[0], Panels):  # the same of each
+        of_columns = [panels_int8.columns(values[0], one) for one in (scales, sums)]
+        return Quantized(values[0], of_columns[0], turn, of_columns[1])
     return Quantized(values, scales, turn, None if sums[0] is None else sums)
 
 
@@ -138,7 +171,7 @@ def _table(table: Table) -> Quantized:
 
 
 def _laid_out(one: Quantized) -> Quantized:
-    """As `vnni.dot` takes it, where that is available; the same numbers.
+    """Out of panels: as `vnni.dot` takes it, where that is available; the same numbers.
 
     Weights go first, as uint8, and are not rearranged at each call. With many outputs a product takes as
     long the other way round, its result is not transposed, and it is faster at many rows: a gate and up of

@@ -20,9 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import vnni
+from . import panels_int8, vnni
 from .bert import ACTIVATIONS
 from .config import BertConfig
+from .native import integers
 from .offset import Offset
 from .quantize import rounded
 from .quantized import SMALLEST, Quantized
@@ -104,11 +105,15 @@ def _kernels(stacked: Array, factors: Array | None, pool: ThreadPoolExecutor) ->
     """float32 `(layers, in, out)` to eight bits."""
     scaled = stacked if factors is None else stacked / factors[:, :, None]
     found = list(pool.map(lambda kernel: rounded(np.ascontiguousarray(kernel.T)), scaled))
-    values = tuple(value for value, _ in found)
-    sums = np.stack([value.sum(axis=1, dtype=np.int32) for value in values])
+    values, scales = zip(*found, strict=True)
+    sums = [value.sum(axis=1, dtype=np.int32) for value in values]
+    if integers.available():
+        room = panels_int8.packed(values)
+        lengths, totals = (panels_int8.columns(room, one) for one in (scales, sums))
+        return Offset(room, lengths, totals, np.array(0, np.uint8), factors)
     unsigned = vnni.available() and vnni.fits(*values[0].shape)
     lowest = np.uint8(0) if unsigned else np.int8(-128)
-    return Offset(values, np.stack([scale for _, scale in found]), sums, np.array(lowest), factors)
+    return Offset(values, np.stack(scales), np.stack(sums), np.array(lowest), factors)
 
 
 def _divisors(found: Array) -> Array:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from .config import POOLINGS, BertConfig, from_huggingface
 from .errors import CheckpointError, ModelNotFound, UnsupportedModel, WeightsNotInstalled
 from .generative import GenerativeModel
 from .llama_config import MODEL_TYPES
+from .native import self_attention
 from .panels import panels
 from .tokenizer import TextTokenizer
 from .turned import turned
@@ -48,7 +49,7 @@ class TextModel:
         apply_packed: `apply_packed(params, *, ids, segment_ids, positions, max_segments)`, the same for
             several texts a row; bind `max_segments` before tracing.
         params: nested dict of NumPy arrays, float32 (see `panels` and `apart`), or with matrices in bfloat16
-            (see `turned`) or int8 (see `quantize_bert`).
+            (see `panels` and `turned`) or int8 (see `quantize_bert`).
         inputs: declaration of each input of `apply`, by name.
         limits: the largest size of each axis.
         tokenizer: text to ids.
@@ -86,7 +87,7 @@ def load(
         normalize: overrides what an encoder's checkpoint says.
         max_tokens: lowers the checkpoint's limit of tokens a text, special tokens included.
         dtype: `bfloat16` for matrices and the operands of their products in half the bytes, see
-            `models.turned`; None for `float32`.
+            `models.panels` and `models.turned`; None for `float32`.
         quantize: `int8` for weights in eight bits, see `models.quantize` for decoders and
             `models.quantize_bert` for encoders; None for none.
 
@@ -133,6 +134,8 @@ def _load_encoder(
         folder / "tokenizer.json", max_tokens=limit, vocab_size=config.vocab_size, pad_id=config.pad_id
     )
     params, left_out = _params(folder, config, weights)
+    kernels = {"panels": native.available(), "self_attention": self_attention.available()}
+    config = replace(config, kernels=tuple(name for name, there in kernels.items() if there))
     return TextModel(
         name=name,
         apply=functools.partial(bert.apply, config),
@@ -234,9 +237,10 @@ def _params(folder: Path, config: BertConfig, weights: Weights) -> tuple[dict[st
     params = bert_weights.assemble(config, {plain: read[name] for plain, name in names.items()})
     if weights == "int8":
         return quantize_bert.quantize(config, params), left_out
-    if weights == "bfloat16":
-        return turned(params, jnp.bfloat16), left_out
-    return panels(params, tables=False) if native.available() else apart(params), left_out
+    dtype = jnp.bfloat16 if weights == "bfloat16" else jnp.float32
+    if native.available():
+        return panels(params, tables=False, dtype=dtype), left_out
+    return turned(params, dtype) if weights == "bfloat16" else apart(params), left_out
 
 
 def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[str, Any]:
@@ -251,5 +255,6 @@ def _facts(config: BertConfig, limit: int, left_out: tuple[str, ...]) -> dict[st
         "pooling": config.pooling,
         "normalize": config.normalize,
         "dtype": "float32",
+        "kernels": list(config.kernels),
         "tensors_left_out": list(left_out),
     }

@@ -1,5 +1,7 @@
 """Matrices held as `(out, in)`, in float32 or bfloat16; products sum in float32, as is all between them.
 
+This is what is served where the kernel of `native` is not available, see `panels`.
+
 **float32**, of decoders. A step of one row is bound by reading the matrices, and XLA:CPU reads 36 GB/s of
 `(in, out)` and 46 of `(out, in)`: the products of SmolLM2's layers take 13.1 and 9.3 ms. From 2 to 48 rows
 they go first, times activations as columns, which is as fast as the other layout or a little faster (16

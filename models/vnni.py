@@ -2,6 +2,9 @@
 
 XLA:CPU has fast kernels for it, and JAX no operation that leads there: its `dot_general` widens operands of
 two types to the type of the result. int8 times int8 goes through 16 bits and takes 1.5 to 4 times as long.
+
+This is what is served where the processor has the instruction and there is no kernel of `native.integers`,
+which takes 0.4 to 0.65 times as long for a decoder's products: XLA:CPU rearranges one side at each call.
 """
 
 import functools

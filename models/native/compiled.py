@@ -8,9 +8,6 @@ import jax
 
 from ..errors import KernelUnavailable
 
-# Engines own the code they made, and XLA keeps the address for good.
-_alive: list[Any] = []
-
 
 def register(target: str, entry: str, parts: list[str], *, passes: bool = True) -> None:
     """Compile a handler for this machine's processor and tell XLA of it.
@@ -52,7 +49,9 @@ def register(target: str, entry: str, parts: list[str], *, passes: bool = True) 
     engine.finalize_object()
     function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address(entry))
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu", api_version=1)
-    _alive.append((engine, function))
+    # The engine owns the code, whose address XLA keeps for good. A list of this module would be looked at
+    # when a model that calls the kernel is told by its code.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
 
 
 def with_reference(call: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:

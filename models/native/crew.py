@@ -29,12 +29,12 @@ class Job:
         self.names = tuple(names)
         self._all = _COMMON + self.names
 
-    def made(self, units: str, function: str, values: dict[str, str]) -> str:
-        """A new job as `%job`; `values` are LLVM operands with their types, by name of the field."""
+    def made(self, units: str, function: str, values: dict[str, str], *, job: str = "job") -> str:
+        """A new job as `%JOB`; `values` are LLVM operands with their types, by name of the field."""
         fixed = {"next": "i64 0", "done": "i64 0", "users": "i64 1", "units": f"i64 {units}"}
-        lines = [f"  %job = call ptr @malloc(i64 {8 * len(self._all)})"]
+        lines = [f"  %{job} = call ptr @malloc(i64 {8 * len(self._all)})"]
         for name, value in {**fixed, "function": f"ptr {function}", **values}.items():
-            lines += [self._at(name, "made"), f"  store {value}, ptr %made.{name}"]
+            lines += [self._at(name, f"{job}.made", job), f"  store {value}, ptr %{job}.made.{name}"]
         return "\n".join(lines)
 
     def loaded(self, pointers: Sequence[str]) -> str:
@@ -45,8 +45,8 @@ class Job:
             lines += [self._at(name, "at"), f"  %{name} = load {kind}, ptr %at.{name}"]
         return "\n".join(lines)
 
-    def _at(self, name: str, prefix: str) -> str:
-        return f"  %{prefix}.{name} = getelementptr i64, ptr %job, i64 {self._all.index(name)}"
+    def _at(self, name: str, prefix: str, job: str = "job") -> str:
+        return f"  %{prefix}.{name} = getelementptr i64, ptr %{job}, i64 {self._all.index(name)}"
 
 
 def source(header: Header, tile: Tile) -> str:
@@ -112,10 +112,10 @@ def call(header: Header, name: str, function: str, values: dict[str, str]) -> st
         function: a prefix for names here.
         values: LLVM operands with their types, by name of the field.
     """
-    struct = header.structs[f"{name}_Args"]
-    lines = [f"  %{function} = alloca [{struct.size} x i8], align 8"]
+    size = header.size(f"{name}_Args")
+    lines = [f"  %{function} = alloca [{size} x i8], align 8"]
     for field, value in {
-        "struct_size": f"i64 {struct.size}",
+        "struct_size": f"i64 {size}",
         "extension_start": "ptr null",
         **values,
     }.items():

@@ -32,7 +32,7 @@ def handler(header: Header, name: str, operands: Sequence[str], body: str) -> st
         "  br i1 %plain, label %run, label %asked",
         "asked:",
         _load("kind", "i32", "%ext", at(f"{_extension(header)}.type")),
-        f"  %about = icmp eq i32 %kind, {header.values['Extension_Metadata']}",
+        f"  %about = icmp eq i32 %kind, {header.value('Extension_Metadata')}",
         "  br i1 %about, label %tell, label %run",
         "tell:",
         _load("meta", "ptr", "%ext", at("Metadata_Extension.metadata")),

@@ -10,12 +10,13 @@ import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 
 from ..errors import KernelUnavailable
 
+T = TypeVar("T")
 _PREFIX = "XLA_FFI_"
 _SIZES = {"size_t": 8, "int64_t": 8, "int": 4, "int32_t": 4, "uint32_t": 4}
 _COMMENT = re.compile(r"//[^\n]*")
@@ -53,13 +54,32 @@ class Header(NamedTuple):
             KernelUnavailable: the header has no such field.
         """
         name, field = path.split(".")
-        try:
-            return self.structs[name].offsets[field]
-        except KeyError:
-            raise KernelUnavailable(
-                f"XLA's header must have the field {path}, got none of that name: this jaxlib is newer than "
-                "the kernels of servax, which multiplies without them"
-            ) from None
+        return _found(self.structs[name].offsets if name in self.structs else {}, field, f"the field {path}")
+
+    def size(self, name: str) -> int:
+        """The size of a struct in bytes.
+
+        Raises:
+            KernelUnavailable: the header has no such struct.
+        """
+        return _found(self.structs, name, f"the struct {name}").size
+
+    def value(self, name: str) -> int:
+        """The number of an enumerator.
+
+        Raises:
+            KernelUnavailable: the header has no such enumerator.
+        """
+        return _found(self.values, name, f"the enumerator {name}")
+
+
+def _found(known: Mapping[str, T], name: str, what: str) -> T:
+    if name not in known:
+        raise KernelUnavailable(
+            f"XLA's header must have {what}, got none of that name: this jaxlib is newer than the kernels of "
+            "servax, which multiplies without them"
+        )
+    return known[name]
 
 
 @functools.cache

@@ -1,95 +1,148 @@
 """The kernel in this process: compiled, made known to XLA, tried, and called from JAX."""
 
-import ctypes
 import functools
 import logging
+import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import KernelUnavailable
-from . import crew, header, matmul
+from ..errors import InputError, KernelUnavailable
+from . import compiled, crew, header, matmul
+from .element import FLOAT32, Element, brief
 from .target import tile
 
-# The name is in each program that calls the kernel, so another kernel needs another one.
-_TARGET = "servax_panels_float32_v1"
 _logger = logging.getLogger(__name__)
+_asking = threading.Lock()
+
+
+def available() -> bool:
+    """Whether programs made here may call `product`: it compiles, and a trial gives what it should."""
+    with _asking:  # several threads may load the first models, and XLA takes a name once
+        return _available()
 
 
 @functools.cache
-def available() -> bool:
-    """Whether programs made here may call `product`: it compiles, and a trial gives what it should."""
+def _available() -> bool:
     if jax.default_backend() != "cpu":
         return False
     try:
         _register()
+        return _tried()
     except KernelUnavailable as error:
         _logger.info("%s", error)
-        return False
+    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
+        _logger.warning("the kernel for products in panels failed: serving without", exc_info=True)
+    return False
+
+
+def _tried() -> bool:
+    """Whether the kernel gives what it should."""
     rng = np.random.default_rng(0)
     rows, width = 2 * tile().rows + 1, tile().width
     x = rng.integers(-8, 9, (rows, 24)).astype(np.float32)
     panels = rng.integers(-8, 9, (2, 3, 24, width)).astype(np.float32)
-    try:
-        got = np.asarray(jax.jit(functools.partial(product, features=2 * width + 1))(x, panels, np.int32(1)))
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("a trial of the kernel for products in panels failed: serving without", exc_info=True)
-        return False
+    pairs = panels.reshape(2, 3, 12, 2, width).swapaxes(3, 4).astype(jnp.bfloat16)
+    run = jax.jit(lambda x, *kinds: [product(x, one, jnp.int32(1), features=2 * width + 1) for one in kinds])
+    with jax.ensure_compile_time_eval():  # who asks first may be tracing
+        found = [np.asarray(one) for one in run(x, panels, pairs)]
     wanted = np.concatenate([x @ panel for panel in panels[1]], axis=1)[:, : 2 * width + 1]
-    return bool((got == wanted).all())
+    return all((one == wanted).all() for one in found)
 
 
-def product(x: jax.Array, panels: jax.Array, layer: jax.Array, *, features: int) -> jax.Array:
+def product(
+    x: jax.Array, panels: jax.Array, layer: jax.Array, *, features: int, element: Element | None = None
+) -> jax.Array:
     """`x` times one of several matrices.
 
     Args:
-        x: float32 `(rows, in)`.
-        panels: float32 `(layers, panels, in, width)`, zeros in columns past the last.
+        x: float32 `(rows, in)`; rounded to bfloat16 beside panels of that.
+        panels: float32 `(layers, panels, in, width)`, zeros in columns past the last; or bfloat16 `(layers,
+            panels, ceil(in / 2), width, 2)`, pairs of features, with a zero in the last of an odd number.
         layer: int32 scalar, which one; clipped into them.
         features: columns of a matrix, `(panels - 1) * width + 1` to `panels * width`.
+        element: how numbers are multiplied, of those that are registered; by default what is fastest here.
 
     Returns:
         float32 `(rows, features)`; a row's numbers depend on no other row.
+
+    Raises:
+        InputError: these sizes and types do not fit one another.
     """
+    brief_ones = panels.dtype == jnp.bfloat16
+    x, layer = x.astype(jnp.bfloat16 if brief_ones else jnp.float32), jnp.int32(layer)
+    if brief_ones:
+        element = element or brief(tile())
+        if x.shape[1] % 2:
+            x = jnp.pad(x, ((0, 0), (0, 1)))
+    check(x, panels, features)
     shape = jax.ShapeDtypeStruct((x.shape[0], features), jnp.float32)
-    call: Any = jax.ffi.ffi_call(_TARGET, shape)
-    y: jax.Array = call(x, panels, layer)
+    kernel: Any = jax.ffi.ffi_call((element or FLOAT32).target, shape, vmap_method="sequential")
+    call = functools.partial(kernel, **declared(x, panels, features))
+    y: jax.Array = compiled.with_reference(call, functools.partial(_reference, features))(x, panels, layer)
     return y
 
 
+def check(x: jax.Array, panels: jax.Array, features: int) -> None:
+    """Refuse what the kernel would read or write past its ends: it takes all sizes from its operands.
+
+    Args:
+        x: `(rows, in)`, padded to whole groups of features.
+        panels: `(layers, panels, groups, width, group)`, or without the last axis where a group is one.
+        features: columns of a matrix.
+
+    Raises:
+        InputError: these sizes and types do not fit one another.
+    """
+    layers, count, groups, width = panels.shape[:4]
+    group = panels.shape[4] if panels.ndim == 5 else 1
+    last = features - (count - 1) * width
+    sized = x.shape[1] == groups * group and group * panels.dtype.itemsize == 4 and layers and groups
+    if not (sized and width == tile().width and 0 < last <= width):
+        raise InputError(
+            f"x must be (rows, in) beside panels (layers, panels, in, {tile().width}) of {features} columns, "
+            f"got {x.shape} and {panels.dtype}{panels.shape}: lay the matrix out with `in_panels`"
+        )
+
+
+def declared(x: jax.Array, panels: jax.Array, features: int) -> dict[str, np.int64]:
+    """What the call computes and moves, for those who add it up: one matrix of all."""
+    rows: Any = x.shape[0]
+    if not isinstance(rows, int):  # a symbolic one has no value yet, and none of its programs runs
+        return {}
+    moved = x.nbytes + panels.nbytes // panels.shape[0] + 4 * rows * features
+    return {"flops": np.int64(2 * rows * x.shape[1] * features), "bytes": np.int64(moved)}
+
+
+def _reference(features: int, x: jax.Array, panels: jax.Array, layer: jax.Array) -> jax.Array:
+    matrix = panels[jnp.clip(layer, 0, panels.shape[0] - 1)]
+    if matrix.ndim == 4:  # pairs of features
+        matrix = jnp.moveaxis(matrix, 3, 2).reshape(matrix.shape[0], -1, matrix.shape[2])
+    kinds: Any = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
+    y = jnp.einsum("ri,piw->rpw", x, matrix, **kinds)
+    return y.reshape(x.shape[0], -1)[:, :features]
+
+
 @functools.cache
-def _register() -> Any:
-    """Compile the kernel and tell XLA; what is returned has to stay alive, and does in the cache.
+def _register() -> None:
+    """Compile the kernels for this machine and tell XLA.
 
     Raises:
         KernelUnavailable: there is none for this processor, system or jaxlib.
     """
-    import llvmlite.binding as llvm
+    for element in (FLOAT32, brief(tile())):
+        register(element)
 
-    shape = tile()
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    triple = llvm.get_process_triple()
-    target = llvm.Target.from_triple(triple).create_target_machine(
-        cpu=llvm.get_host_cpu_name(),
-        features=llvm.get_host_cpu_features().flatten(),
-        opt=3,
-        codemodel="jitdefault",
-        jit=True,
-    )
-    try:
-        layout = header.read()
-        parts = [f'target triple = "{triple}"', crew.source(layout, shape), matmul.source(layout, shape)]
-        module = llvm.parse_assembly("\n".join(parts))
-        module.verify()
-    except RuntimeError as error:
-        raise KernelUnavailable(
-            f"LLVM must take the kernel, got {str(error)[:200]!r}: another llvmlite may; servax does without"
-        ) from error
-    engine = llvm.create_mcjit_compiler(module, target)
-    engine.finalize_object()
-    entry = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(engine.get_function_address("product"))
-    jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(entry), platform="cpu", api_version=1)
-    return engine, entry
+
+def register(element: Element) -> None:
+    """Compile the kernel for one kind of number and tell XLA, once in a process.
+
+    Raises:
+        KernelUnavailable: there is none for this processor, system or jaxlib.
+    """
+    shape = element.fitted(tile())  # which says so where llvmlite is absent
+    layout = header.read()
+    parts = [crew.source(layout, shape), matmul.source(layout, shape, element)]
+    compiled.register(element.target, "product", parts, passes=False)

@@ -9,102 +9,138 @@ depends on no other, to the bit.
 
 from collections.abc import Iterator
 
-from . import frame
+from . import frame, scaled
 from .crew import Job
+from .element import Element
 from .header import Header
 from .target import Tile
 
 # Rows that meet a panel before its next reader may take over; a unit is then about 40 us of a core.
 _ROWS = 64
-# Multiplications that are worth waking a thread for, which takes about 5 us.
-_WORTH_A_THREAD = 1 << 17
-_JOB = Job(("a", "w", "c", "rows", "out", "in", "parts"))
+# Multiplications, or pairs or fours of them, that are worth waking a thread for, which takes about 5 us. Of
+# one row they take 10, as they wait for memory; twice as many cost SmolLM2's products in bfloat16 3 % of that
+# step.
+_WORTH_A_THREAD = 1 << 16
+_JOB = ("a", "w", "c", "rows", "out", "in", "parts")
 
 
-def source(header: Header, tile: Tile) -> str:
-    """`@product` is what XLA calls, for float32 `(rows, in)`, panels and a layer's number."""
-    return "\n".join([*_declarations(tile), *_tiles(tile), _unit(tile), _handler(header, tile)])
+def source(header: Header, tile: Tile, element: Element) -> str:
+    """`@product` is what XLA calls, for `(rows, in)` of that kind, panels and a layer's number.
+
+    Two numbers in bfloat16, or four in int8, stand where one in float32 does, so that all but the multiplying
+    is the same.
+    """
+    return "\n".join(
+        [
+            *_declarations(tile, element),
+            *_tiles(tile, element),
+            _unit(tile, element),
+            _handler(header, tile, element),
+        ]
+    )
 
 
-def _declarations(tile: Tile) -> list[str]:
-    vector = f"<{tile.lanes} x float>"
+def _further(element: Element, ending: str = "") -> str:
+    """Arguments of a tile behind the others."""
+    return "".join(f", ptr %{name}{ending}" for name in scaled.OPERANDS) if element.scaled else ""
+
+
+def _job(element: Element) -> Job:
+    return Job(_JOB + (scaled.OPERANDS if element.scaled else ()))
+
+
+def _declarations(tile: Tile, element: Element) -> list[str]:
     return [
-        f"declare {vector} @llvm.fma.v{tile.lanes}f32({vector}, {vector}, {vector})",
+        element.declared(tile),
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
     ]
 
 
-def _tiles(tile: Tile) -> Iterator[str]:
-    yield from (_tile(tile, rows) for rows in range(1, tile.rows + 1))
+def _tiles(tile: Tile, element: Element) -> Iterator[str]:
+    yield from (_tile(tile, element, rows) for rows in range(1, tile.rows + 1))
+    given = f"ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in{_further(element)}"
     cases = " ".join(f"i64 {rows}, label %rows{rows}" for rows in range(1, tile.rows))
     calls = "\n".join(
-        f"rows{rows}:\n  call void @tile{rows}(ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in)\n  ret void"
-        for rows in range(1, tile.rows + 1)
+        f"rows{rows}:\n  call void @tile{rows}({given})\n  ret void" for rows in range(1, tile.rows + 1)
     )
     yield f"""
-define internal void @tiles(i64 %rows, ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in) {{
+define internal void @tiles(i64 %rows, {given}) {{
   switch i64 %rows, label %rows{tile.rows} [{cases}]
 {calls}
 }}"""
 
 
-def _tile(tile: Tile, rows: int) -> str:
-    """`rows` of `a` times a panel into `rows` of `c`, `ldc` floats apart."""
-    lanes, vector = tile.lanes, f"<{tile.lanes} x float>"
+def _tile(tile: Tile, element: Element, rows: int) -> str:
+    """`rows` of `a` times a panel into `rows` of `c`, `ldc` floats apart; `in` counts four bytes of each."""
+    vector = f"<{tile.lanes} x {element.total}>"
     cells = [(i, j) for i in range(rows) for j in range(tile.vectors)]
     sums = [f"  %s{i}_{j} = phi {vector} [zeroinitializer, %entry], [%n{i}_{j}, %loop]" for i, j in cells]
     pointers = [
         f"  %o{i} = mul i64 %in, {i}\n  %a{i} = getelementptr float, ptr %a, i64 %o{i}" for i in range(rows)
-    ]
-    weights = [
-        f"  %p{j} = getelementptr {vector}, ptr %row, i64 {j}\n  %b{j} = load {vector}, ptr %p{j}, align 4"
-        for j in range(tile.vectors)
     ]
     # One or two rows only wait for memory, which is asked for a few rows of the panel ahead.
     ahead = (
         [f"  %far = getelementptr {vector}, ptr %row, i64 {24 * tile.vectors}",
          "  call void @llvm.prefetch.p0(ptr %far, i32 0, i32 3, i32 1)"] if rows <= 2 else []
     )  # fmt: skip
-    work = []
-    for i in range(rows):
-        work += [
-            f"  %x{i} = getelementptr float, ptr %a{i}, i64 %k",
-            f"  %f{i} = load float, ptr %x{i}, align 4",
-            f"  %i{i} = insertelement {vector} poison, float %f{i}, i64 0",
-            f"  %v{i} = shufflevector {vector} %i{i}, {vector} poison, <{lanes} x i32> zeroinitializer",
-        ]
-        work += [
-            f"  %n{i}_{j} = call {vector} @llvm.fma.v{lanes}f32"
-            f"({vector} %v{i}, {vector} %b{j}, {vector} %s{i}_{j})"
-            for j in range(tile.vectors)
-        ]
-    stores = [
-        f"  %d{i}_{j} = getelementptr {vector}, ptr %c{i}, i64 {j}\n"
-        f"  store {vector} %n{i}_{j}, ptr %d{i}_{j}, align 4"
-        for i, j in cells
-    ]
     starts = [
         f"  %t{i} = mul i64 %ldc, {i}\n  %c{i} = getelementptr float, ptr %c, i64 %t{i}" for i in range(rows)
     ]
     lines = [
-        f"define internal void @tile{rows}(ptr %a, ptr noalias %b, ptr noalias %c, i64 %ldc, i64 %in) {{",
+        f"define internal void @tile{rows}(ptr %a, ptr noalias %b, ptr noalias %c, i64 %ldc, i64 %in"
+        f"{_further(element)}) {{",
         "entry:", *pointers, "  br label %loop",
         "loop:", "  %k = phi i64 [0, %entry], [%k1, %loop]", *sums,
         f"  %place = mul i64 %k, {tile.width}", "  %row = getelementptr float, ptr %b, i64 %place",
-        *weights, *ahead, *work,
+        *ahead, *_step(tile, element, rows),
         "  %k1 = add i64 %k, 1", "  %more = icmp slt i64 %k1, %in", "  br i1 %more, label %loop, label %end",
-        "end:", *starts, *stores, "  ret void", "}",
+        "end:", *starts, *_stored(tile, element, cells), "  ret void", "}",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _unit(tile: Tile) -> str:
+def _stored(tile: Tile, element: Element, cells: list[tuple[int, int]]) -> Iterator[str]:
+    """The sums `%n`, or what becomes of them, into the rows `%c`."""
+    if element.scaled:
+        yield from scaled.ended(tile, cells[-1][0] + 1)
+    floats, name = f"<{tile.lanes} x float>", "y" if element.scaled else "n"
+    for i, j in cells:
+        yield f"  %d{i}_{j} = getelementptr {floats}, ptr %c{i}, i64 {j}"
+        yield f"  store {floats} %{name}{i}_{j}, ptr %d{i}_{j}, align 4"
+
+
+def _step(tile: Tile, element: Element, rows: int) -> Iterator[str]:
+    """Four bytes of each row of `a` times a row of the panel, added to the sums `%s` as `%n`."""
+    lanes, vector = tile.lanes, f"<{tile.lanes} x {element.total}>"
+    weights = []
+    for j in range(tile.vectors):
+        yield f"  %p{j} = getelementptr {vector}, ptr %row, i64 {j}"
+        yield f"  %b{j} = load {vector}, ptr %p{j}, align 4"
+        lines, parts = element.parts(tile, f"b{j}")
+        yield from lines
+        weights.append(parts)
+    for i in range(rows):
+        yield f"  %x{i} = getelementptr float, ptr %a{i}, i64 %k"
+        yield f"  %f{i} = load {element.total}, ptr %x{i}, align 4"
+        yield f"  %i{i} = insertelement {vector} poison, {element.total} %f{i}, i64 0"
+        yield f"  %v{i} = shufflevector {vector} %i{i}, {vector} poison, <{lanes} x i32> zeroinitializer"
+        lines, parts = element.parts(tile, f"v{i}")
+        yield from lines
+        names = ["s", *(f"m{place}_" for place in range(1, len(parts))), "n"]
+        for place, x in enumerate(parts):
+            for j in range(tile.vectors):
+                product = element.multiply(tile, f"{names[place]}{i}_{j}", x, weights[j][place])
+                yield f"  %{names[place + 1]}{i}_{j} = {product}"
+
+
+def _unit(tile: Tile, element: Element) -> str:
     """Units of rows and panels, those of one panel after one another."""
+    further, pointers = _further(element, ".here"), ("a", "w", "c", *scaled.OPERANDS)
     return f"""
 define internal void @units(ptr %job, i64 %from, i64 %to) {{
 entry:
   %aside = alloca [{tile.rows * tile.width} x float], align 64
-{_JOB.loaded(pointers="awc")}
+{_job(element).loaded(pointers)}
   %panel = mul i64 %in, {tile.width}
   br label %unit
 unit:
@@ -117,6 +153,7 @@ unit:
   %skip = mul i64 %p, %panel
   %b = getelementptr float, ptr %w, i64 %skip
   %column = mul i64 %p, {tile.width}
+{scaled.of_panel() if element.scaled else ""}
   %left = sub i64 %out, %column
   %whole = icmp sge i64 %left, {tile.width}
   br label %tile
@@ -133,12 +170,13 @@ tile:
   %rc = mul i64 %r, %out
   %place = add i64 %rc, %column
   %cp = getelementptr float, ptr %c, i64 %place
+{scaled.of_rows() if element.scaled else ""}
   br i1 %whole, label %direct, label %narrow
 direct:
-  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %cp, i64 %out, i64 %in)
+  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %cp, i64 %out, i64 %in{further})
   br label %tiled
 narrow:
-  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %aside, i64 {tile.width}, i64 %in)
+  call void @tiles(i64 %m, ptr %ap, ptr %b, ptr %aside, i64 {tile.width}, i64 %in{further})
   br label %line
 line:
   %l = phi i64 [0, %narrow], [%l1, %lined]
@@ -173,13 +211,15 @@ end:
 }}"""
 
 
-def _handler(header: Header, tile: Tile) -> str:
+def _handler(header: Header, tile: Tile, element: Element) -> str:
     fields = {name: f"i64 %{name}" for name in ("rows", "out", "in", "parts")}
     pointers = {"a": "ptr %a.data", "w": "ptr %layer.w", "c": "ptr %c.data"}
+    if element.scaled:
+        pointers |= scaled.fields()
     body = f"""
 {frame.size("rows", "c", 0)}
 {frame.size("out", "c", 1)}
-{frame.size("in", "a", 1)}
+{frame.size("in", "w", 2)}
 {frame.size("layers", "w", 0)}
 {frame.size("panels", "w", 1)}
   %number = load i32, ptr %n.data
@@ -191,6 +231,7 @@ def _handler(header: Header, tile: Tile) -> str:
   %whole = mul i64 %panel, %panels
   %skip = mul i64 %whole, %layer
   %layer.w = getelementptr float, ptr %w.data, i64 %skip
+{scaled.of_layer(tile) if element.scaled else ""}
   %rows.up = add i64 %rows, {_ROWS - 1}
   %parts = udiv i64 %rows.up, {_ROWS}
   %units = mul i64 %parts, %panels
@@ -201,7 +242,8 @@ empty:
 some:
   %multiplications = mul i64 %rows, %whole
   %worth = sdiv i64 %multiplications, {_WORTH_A_THREAD}
-{_JOB.made("%units", "@units", fields | pointers)}
+{_job(element).made("%units", "@units", fields | pointers)}
   call void @run(ptr %api, ptr %ctx, ptr %job, i64 %worth)
   ret ptr null"""
-    return frame.handler(header, "product", ("a", "w", "n", "c"), body)
+    operands = ("a", "w", "n", *(scaled.OPERANDS if element.scaled else ()), "c")
+    return frame.handler(header, "product", operands, body)

@@ -3,51 +3,61 @@
 import functools
 import logging
 import math
+import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import KernelUnavailable
+from ..errors import InputError, KernelUnavailable
 from . import crew, encoder, exponential, header, tiles
 from .compiled import register, with_reference
 from .target import tile
 
 _TARGET = "servax_rows_attention_v1"
 _MASKED = -1e30
+_asking = threading.Lock()
 _logger = logging.getLogger(__name__)
 
 
 def fits(size: int) -> bool:
     """Whether programs made here may call `attend` for heads of that size."""
-    return available() and size % tile().lanes == 0
+    return available() and size > 0 and size % tile().lanes == 0
+
+
+def available() -> bool:
+    """Whether the kernel compiles here, and a trial gives what it should."""
+    with _asking:  # several threads may trace the first programs, and XLA takes a name once
+        return _available()
 
 
 @functools.cache
-def available() -> bool:
-    """Whether the kernel compiles here, and a trial gives what it should."""
+def _available() -> bool:
     if jax.default_backend() != "cpu":
         return False
     try:
         shape, layout = tile(), header.read()
         sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
         register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
+        return _tried()
     except KernelUnavailable as error:
         _logger.info("%s", error)
-        return False
+    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
+        _logger.warning("a trial of the kernel for attention failed: serving without", exc_info=True)
+    return False
+
+
+def _tried() -> bool:
+    """Whether the kernel gives what it should."""
+    shape = tile()
     size, length = shape.lanes, 3 * shape.rows + 1
     qkv = np.random.default_rng(0).normal(size=(2, length, 6 * size)).astype(np.float32)
     texts = np.repeat(np.array([[1, 2, 0], [4, 4, 5]], np.int32), [9, length - 11, 2], axis=1)
-    try:
-        # Who asks first may be tracing.
-        with jax.ensure_compile_time_eval():
-            got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
-            wanted = np.asarray(_reference(2, jnp.asarray(qkv), jnp.asarray(texts)))
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("a trial of the kernel for attention failed: serving without", exc_info=True)
-        return False
-    return bool(np.allclose(got, wanted, rtol=1e-5, atol=1e-5))
+    # Who asks first may be tracing.
+    with jax.ensure_compile_time_eval():
+        got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
+    return bool(np.allclose(got, _wanted(qkv, texts), rtol=1e-5, atol=1e-5))
 
 
 def attend(qkv: jax.Array, texts: jax.Array, *, heads: int) -> jax.Array:
@@ -61,7 +71,16 @@ def attend(qkv: jax.Array, texts: jax.Array, *, heads: int) -> jax.Array:
 
     Returns:
         float32 `(batch, length, heads * size)`.
+
+    Raises:
+        InputError: there are not as many features, or texts.
     """
+    qkv, texts, width = qkv.astype(jnp.float32), texts.astype(jnp.int32), qkv.shape[2]
+    if heads < 1 or not width or width % (3 * heads * tile().lanes) or texts.shape != qkv.shape[:2]:
+        raise InputError(
+            f"qkv must be (batch, length, 3 * heads * size), sizes multiples of {tile().lanes}, and texts "
+            f"(batch, length), got {qkv.shape}, {heads} heads and {texts.shape}: ask `fits` first"
+        )
     call = with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
     y: jax.Array = call(qkv, texts)
     return y
@@ -74,6 +93,18 @@ def _call(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:
     call: Any = jax.ffi.ffi_call(_TARGET, shape, vmap_method="sequential")
     y: jax.Array = call(qkv, texts, np.float32(1.0 / math.sqrt(size)))
     return y.reshape(batch, length, heads * size)
+
+
+def _wanted(qkv: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What the trial should give, without a program of XLA's for each operation."""
+    batch, length, _ = qkv.shape
+    q, k, v = np.moveaxis(qkv.reshape(batch, length, 3, 2, -1), 2, 0)
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    own = texts[:, None, :, None] == texts[:, None, None, :]
+    weights = np.exp(np.where(own, scores, -np.inf))
+    mixed: np.ndarray[Any, Any] = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+    joined: np.ndarray[Any, Any] = mixed.reshape(batch, length, -1)
+    return joined
 
 
 def _reference(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:

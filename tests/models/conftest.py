@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from servax.models import load, tiny
+from servax.models import load, native, tiny
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -167,8 +167,11 @@ def embed_reference(raw, tensors, ids, how="mean", normalize=False, offset=0):
 
 
 @functools.cache
-def llama(**changes):
-    return tiny(**changes)
+def llama(*, kernel=True, **changes):
+    with pytest.MonkeyPatch.context() as patch:
+        if not kernel:
+            patch.setattr(native, "available", lambda: False)
+        return tiny(**changes)
 
 
 @functools.cache
@@ -214,7 +217,10 @@ class Pool:
 
 @pytest.fixture(scope="session")
 def llama_of():
-    """Makes a tiny decoder of a changed configuration, the same one for the same changes."""
+    """Makes a tiny decoder of a changed configuration, the same one for the same changes.
+
+    Without `kernel` it is what this machine would serve if it had none for panels.
+    """
     return llama
 
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servax.models import BadPool, TooManyTokens, llama, paged
+from servax.models.apart import apart
 from servax.models.llama_config import LlamaConfig
 from servax.models.random_model import random_params
 from servax.models.rope import divisors
-from servax.models.turned import Turned
+from servax.models.turned import turned
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -33,6 +34,8 @@ VARIANTS = {
         "rope_divisors": divisors({"type": "linear", "factor": 4.0}, 1e4, 8),
     },
     "llama3": {"rope_divisors": divisors(LLAMA3, 1e4, 8)},
+    "no_kernel": {"kernel": False},
+    "no_kernel_free_head": {"kernel": False, "tied": False, "qkv_bias": True},
 }
 
 
@@ -40,13 +43,15 @@ def config_of(model):
     return model.step.args[0]
 
 
-def of_layer(leaf, i):
-    return leaf.kernels[i].T if isinstance(leaf, Turned) else leaf[i]
+def drawn(model):
+    """What a model was made of: layers stacked, kernels `(in, out)`."""
+    return random_params(config_of(model), 0)
 
 
-def reference(config: LlamaConfig, params, ids):
+def reference(model, ids):
     """Logits of one sequence in float64, a head and a token at a time."""
-    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    config: LlamaConfig = config_of(model)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), drawn(model))
     size, groups = config.head_size, config.num_heads // config.num_kv_heads
 
     def norm(x, scale):
@@ -58,14 +63,12 @@ def reference(config: LlamaConfig, params, ids):
     )
 
     def rotate(x):
-        turned = (x[:, : size // 2] + 1j * x[:, size // 2 :]) * np.exp(1j * turns)
-        return np.concatenate([turned.real, turned.imag], 1)
+        both = (x[:, : size // 2] + 1j * x[:, size // 2 :]) * np.exp(1j * turns)
+        return np.concatenate([both.real, both.imag], 1)
 
     x = p["word"][ids]
     for i in range(config.num_layers):
-        w = {
-            name: {key: of_layer(leaf, i) for key, leaf in each.items()} for name, each in p["layers"].items()
-        }
+        w = jax.tree.map(lambda leaf: leaf[i], p["layers"])  # noqa: B023
         qkv = norm(x, w["input_norm"]["scale"]) @ w["qkv"]["kernel"] + w["qkv"].get("bias", 0)
         heads = np.split(qkv, config.num_heads + 2 * config.num_kv_heads, axis=1)
         q, rest = heads[: config.num_heads], heads[config.num_heads :]
@@ -117,14 +120,14 @@ def test_forward_equals_numpy_in_every_variant(variant, llama_of):
     got = model.forward(model.params, ids=junk, lengths=np.array([0, 50, 3], np.int32))
     assert got.shape == (3, 53, 259)
     assert np.isfinite(got).all()
-    close(got[1, :50], reference(config_of(model), model.params, ids))
+    close(got[1, :50], reference(model, ids))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_chunks_and_single_tokens_equal_numpy(variant, pool_of):
     ids = tokens_of(29)
     pool = pool_of(VARIANTS[variant])
-    want = reference(config_of(pool.model), pool.model.params, np.array(ids))
+    want = reference(pool.model, np.array(ids))
     for begin, end in ((0, 7), (7, 8), (8, 16), (16, 21)):
         close(pool.append({"a": ids[begin:end]})["a"], want[end - 1])
     for i in range(21, 29):
@@ -164,22 +167,18 @@ def test_copied_pages_go_on_alike(pool_of):
     target = np.array([pool.tables["b"][1], paged.SINK_PAGE], np.int32)
     pool.kv = jax.jit(paged.copy_pages, donate_argnums=0)(pool.kv, source=source, target=target)
     got = pool.append({"a": [7], "b": [9]})
-    want = reference(config_of(pool.model), pool.model.params, np.array([*text, 9]))
+    want = reference(pool.model, np.array([*text, 9]))
     close(got["b"], want[-1])
     assert not np.array_equal(got["a"], got["b"])
 
 
-def test_stacked_layers_are_the_same_model(llama_of):
+@pytest.mark.parametrize("form", [dict, apart, turned], ids=["stacked", "apart", "turned"])
+def test_layers_in_other_forms_are_the_same_model(form, llama_of):
     model = llama_of()
-    layers = config_of(model).num_layers
-    stacked = {
-        name: {key: np.stack([of_layer(leaf, i) for i in range(layers)]) for key, leaf in one.items()}
-        for name, one in model.params["layers"].items()
-    }
-    stacked = {**model.params, "layers": stacked}
     ids, lengths = np.array([tokens_of(6)], np.int32), np.array([6], np.int32)
     run = jax.jit(model.forward)
-    close(*(np.asarray(run(params, ids=ids, lengths=lengths)) for params in (stacked, model.params)))
+    trees = form(drawn(model)), model.params
+    close(*(np.asarray(run(params, ids=ids, lengths=lengths)) for params in trees))
 
 
 def test_a_half_precision_pool_is_close(pool_of):
@@ -187,7 +186,7 @@ def test_a_half_precision_pool_is_close(pool_of):
     text = tokens_of(12)
     pool.append({"a": text[:8]})
     got = pool.append({"a": text[8:]})["a"]
-    want = reference(config_of(pool.model), pool.model.params, np.array(text))[-1]
+    want = reference(pool.model, np.array(text))[-1]
     assert 1e-6 < np.abs(got - want).max() / np.abs(want).max() < 0.05
     assert pool.kv["k"].dtype == jnp.bfloat16
 
@@ -195,8 +194,8 @@ def test_a_half_precision_pool_is_close(pool_of):
 def test_parameters_have_the_declared_shapes(llama_of):
     config = dataclasses.replace(config_of(llama_of(**VARIANTS["qwen3"])), qkv_bias=True)
     shapes = jax.tree.map(lambda leaf: leaf.shape, llama.shapes(config))
-    drawn = jax.eval_shape(lambda: llama.init(config))
-    assert jax.tree.map(lambda leaf: leaf.shape, drawn) == shapes
+    made = jax.eval_shape(lambda: llama.init(config))
+    assert jax.tree.map(lambda leaf: leaf.shape, made) == shapes
     assert jax.tree.map(jnp.shape, random_params(config, 0)) == shapes
     assert shapes["layers"]["qkv"]["kernel"] == (2, 32, 64)
 

@@ -18,7 +18,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servax.models import UnsupportedModel, llama, load, paged, quantized, tiny, vnni
-from servax.models.quantize import block_of, hadamard, orthogonal, quantize, rounded, tables, turned
+from servax.models.native import integers
+from servax.models.quantize import (
+    block_of,
+    hadamard,
+    orthogonal,
+    quantize,
+    rounded,
+    table_in_panels,
+    tables,
+    turned,
+)
 from servax.models.quantized import Quantized
 from servax.models.random_model import random_params
 
@@ -42,15 +52,17 @@ def test_rounding_is_off_by_half_a_step_at_most(shape, seed, exponent):
     assert (np.abs(values * scales[:, None] - rows) <= scales[:, None] * 0.5001).all()
 
 
-@pytest.fixture(params=["int8", "unsigned weights", "unsigned activations"])
+@pytest.fixture(params=["int8", "unsigned weights", "unsigned activations", "panels"])
 def laid_out(request):
     """The ways to lay a table out; they hold the same numbers."""
-    if request.param != "int8" and not vnni.available():
+    there = {"int8": lambda: True, "panels": integers.available}.get(request.param, vnni.available)
+    if not there():
         pytest.skip("this processor has no product of uint8 and int8")
     return {
         "int8": lambda one: one,
         "unsigned weights": lambda one: one._replace(values=one.values.view(np.uint8) ^ np.uint8(128)),
         "unsigned activations": lambda one: one._replace(sums=128 * one.values.sum(axis=1, dtype=np.int32)),
+        "panels": table_in_panels,
     }[request.param]
 
 
@@ -66,7 +78,7 @@ def test_products_are_those_of_the_rounded_numbers_and_of_no_other_row(laid_out,
     scores, plain, table = jax.jit(quantized.scores), table, laid_out(table)
     got = np.asarray(scores(table, x))
     np.testing.assert_array_equal(got, scores(plain, x))
-    np.testing.assert_allclose(got, exact * scales[:, None] * table.scales, rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(got, exact * scales[:, None] * plain.scales, rtol=1e-5, atol=1e-30)
     x[1:] = np.nan
     alone = np.asarray(scores(table, x))
     np.testing.assert_array_equal(alone[0], got[0])
@@ -181,7 +193,7 @@ def test_no_more_memory_than_the_result_and_a_few_layers_is_taken():
     finally:
         tracemalloc.stop()
     result = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(small))
-    assert result < layers / 3
+    assert result < layers / 2.5  # a last panel may be part empty
     assert held < result + 2 * one
     block = 4 * 4096 * config.hidden_size  # of a table, in float32
     assert peak < result + 5 * max(one, block)
@@ -189,6 +201,7 @@ def test_no_more_memory_than_the_result_and_a_few_layers_is_taken():
 
 def test_without_the_instruction_everything_is_int8(monkeypatch):
     monkeypatch.setattr(vnni, "available", lambda: False)
+    monkeypatch.setattr(integers, "available", lambda: False)
     config = tiny().step.args[0]
     small = quantize(config, random_params(config, 0))[1]
     dtypes = {np.asarray(leaf).dtype for leaf in jax.tree.leaves(small)}
