@@ -21,8 +21,8 @@ class Element(NamedTuple):
     """A kind of number.
 
     Attributes:
-        target: what XLA knows the kernel by. It is in each program that calls the kernel, so another kernel
-            needs another one.
+        target: what XLA knows the kernel by, without the width of its panels. It is in each program that
+            calls the kernel, so another kernel needs another one.
         parts: takes a vector apart into operands of `multiply`.
         quarters: of the rows of the machine's tile that leave registers for the parts.
         multiply: the LLVM call `(sum, part, part)` with all its types, of names without `%`.
@@ -38,6 +38,10 @@ class Element(NamedTuple):
     declared: Callable[[Tile], str]
     total: str = "float"
     scaled: bool = False
+
+    def called(self, tile: Tile) -> str:
+        """What XLA knows the kernel by: panels of another width are no operands for it."""
+        return f"{self.target}_{tile.width}"
 
     def fitted(self, tile: Tile) -> Tile:
         """The tile for such numbers, of the same width."""

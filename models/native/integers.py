@@ -113,7 +113,7 @@ def product(x: Rows, matrices: Columns, layer: jax.Array, *, features: int) -> j
         values = jnp.pad(values, ((0, 0), (0, behind)))
     _check(values, x, matrices, features)
     shape = jax.ShapeDtypeStruct((values.shape[0], features), jnp.float32)
-    call: Any = jax.ffi.ffi_call(FOURS.target, shape, vmap_method="sequential")
+    call: Any = jax.ffi.ffi_call(FOURS.called(tile()), shape, vmap_method="sequential")
     scaling = x.zeros, x.steps, matrices.sums, matrices.scales
     declared = kernel.declared(values, matrices.values, features)
     y: jax.Array = call(values, matrices.values, jnp.int32(layer), *scaling, **declared)

@@ -79,7 +79,7 @@ def product(
             x = jnp.pad(x, ((0, 0), (0, 1)))
     check(x, panels, features)
     shape = jax.ShapeDtypeStruct((x.shape[0], features), jnp.float32)
-    kernel: Any = jax.ffi.ffi_call((element or FLOAT32).target, shape, vmap_method="sequential")
+    kernel: Any = jax.ffi.ffi_call((element or FLOAT32).called(tile()), shape, vmap_method="sequential")
     call = functools.partial(kernel, **declared(x, panels, features))
     y: jax.Array = compiled.with_reference(call, functools.partial(_reference, features))(x, panels, layer)
     return y
@@ -145,4 +145,4 @@ def register(element: Element) -> None:
     shape = element.fitted(tile())  # which says so where llvmlite is absent
     layout = header.read()
     parts = [crew.source(layout, shape), matmul.source(layout, shape, element)]
-    compiled.register(element.target, "product", parts, passes=False)
+    compiled.register(element.called(shape), "product", parts, passes=False)
