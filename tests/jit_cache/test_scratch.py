@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def servable(apply: Any) -> Servable:
-    weights = {"w": jax.ShapeDtypeStruct((SIZE, SIZE), jnp.float32)}
-    return Servable(apply, weights, inputs={"x": f"float32[{SIZE}]"}, limits={"batch": 8})
+def servable(apply: Any, size: int = SIZE) -> Servable:
+    weights = {"w": jax.ShapeDtypeStruct((size, size), jnp.float32)}
+    return Servable(apply, weights, inputs={"x": f"float32[{size}]"}, limits={"batch": 8})
 
 
 def compiled(model: Servable) -> dict[Bucket, Program]:
@@ -46,18 +46,21 @@ def test_weights_of_zero_take_no_memory() -> None:
     script = """
 import jax, numpy
 from servax.jit_cache import Servable
+from servax.jit_cache.device_memory import peak_bytes
 from servax.jit_cache.scratch import zero_leaves
 
+def product(weights, *, x):
+    return x @ weights["w"]
+
 weights = {"w": jax.ShapeDtypeStruct((4096, 4096), "float32")}
-model = Servable(lambda w, *, x: x @ w["w"], weights, inputs={"x": "float32[4096]"}, limits={"batch": 8})
+model = Servable(product, weights, inputs={"x": "float32[4096]"}, limits={"batch": 8})
 leaves = []
 took = peak_bytes(lambda: leaves.extend(zero_leaves(model)))
 assert leaves[0].shape == (4096, 4096) and not numpy.asarray(leaves[0][0, :8]).any()
 print(took, model.weights_bytes)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     took, weights = map(int, done.stdout.split())
     assert took < 16 * MIB < weights
