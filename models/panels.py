@@ -75,6 +75,15 @@ def panels(params: Mapping[str, Any], *, tables: bool, dtype: Any = np.float32) 
     return out
 
 
+def matrices(kernels: Panels) -> Array:
+    """The way back, for programs that take their weights elsewhere: `(layers, in, out)` of the same type."""
+    values = np.asarray(kernels.values)
+    layers, panels, inside, width = values.shape[:4]
+    groups = values.reshape(layers, panels, inside, width, -1)
+    plain = groups.transpose(0, 2, 4, 1, 3).reshape(layers, -1, panels * width)
+    return plain[:, : plain.shape[1] - kernels.padding, : kernels.features]
+
+
 def in_panels(kernel: Any, dtype: Any = np.float32) -> Any:
     """A matrix for `matmul`, laid out once as this machine multiplies fastest: for functions of your own.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...models.panels import Panels, matrices
 from ...models.registry import TextModel
 from ..errors import ExperimentError
 
@@ -49,12 +50,17 @@ class _Graph:
         return self.constant(np.array(value, np.float32))
 
     def linear(self, x: str, leaf: Mapping[str, Any], layer: int) -> str:
-        product = self.add("MatMul", [x, self.constant(leaf["kernel"][layer])])
+        product = self.add("MatMul", [x, self.constant(_kernel(leaf, layer))])
         return str(self.add("Add", [product, self.constant(leaf["bias"][layer])]))
 
     def norm(self, x: str, scale: Any, bias: Any) -> str:
         parts = [x, self.constant(scale), self.constant(bias)]
         return str(self.add("LayerNormalization", parts, axis=-1, epsilon=1e-12))
+
+
+def _kernel(leaf: Mapping[str, Any], layer: int) -> Any:
+    kernel = leaf["kernel"]
+    return (matrices(kernel) if isinstance(kernel, Panels) else kernel)[layer]
 
 
 def export_encoder(model: TextModel, path: Path, *, attention: str = "standard") -> Path:
@@ -100,7 +106,7 @@ def _encoder(graph: _Graph, model: TextModel, attention: str) -> str:
     mix = _own_attention(graph) if attention == "onnxruntime" else _attention(graph)
     layers = params["layers"]
     for i in range(int(model.config["layers"])):
-        mixed = mix(x, layers["qkv"]["kernel"][i], layers["qkv"]["bias"][i], heads)
+        mixed = mix(x, _kernel(layers["qkv"], i), layers["qkv"]["bias"][i], heads)
         x = graph.add("Add", [graph.linear(mixed, layers["attended"], i), x])
         x = graph.norm(x, *(layers["attention_norm"][leaf][i] for leaf in ("scale", "bias")))
         inner = graph.add("Gelu", [graph.linear(x, layers["up"], i)])

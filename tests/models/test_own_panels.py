@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servax.models import InputError, in_panels, matmul, native
+from servax.models.panels import Panels, matrices
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -21,6 +22,8 @@ def test_a_product_is_that_of_numpy(there, rows, inside, outside, dtype):
         held = in_panels(kernel, dtype)
         assert isinstance(held, np.ndarray) or there
         np.testing.assert_array_equal(matmul(jnp.asarray(x), held), x @ kernel)
+        if isinstance(held, Panels):
+            np.testing.assert_array_equal(matrices(held)[0].astype(np.float32), kernel)
 
 
 def test_what_is_no_matrix_or_does_not_fit_is_refused():
