@@ -1,12 +1,38 @@
 """From LLVM assembly to a function that XLA can call."""
 
 import ctypes
+import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from ..errors import KernelUnavailable
+
+# Several threads may load the first models or trace the first programs, and XLA takes a name once.
+asking = threading.Lock()
+_logger = logging.getLogger(__name__)
+
+
+def usable(what: str, made: Callable[[], bool]) -> bool:
+    """Whether programs made here may call a kernel. Hold `asking`, and keep the answer.
+
+    Args:
+        what: the kernel is for, to name it in the log.
+        made: registers the kernel, and says whether a trial gives what it should. It may raise anything: then
+            servax does without, and the log says why.
+    """
+    if jax.default_backend() != "cpu":
+        return False
+    try:
+        with jax.ensure_compile_time_eval():  # who asks first may be tracing
+            return made()
+    except KernelUnavailable as error:
+        _logger.info("%s", error)
+    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
+        _logger.warning("the kernel for %s failed: serving without", what, exc_info=True)
+    return False
 
 
 def register(target: str, entry: str, parts: list[str], *, passes: bool = True) -> None:

@@ -4,23 +4,19 @@ x86 processors with AVX-512 VNNI do, which is also what `vnni` asks XLA for.
 """
 
 import functools
-import logging
-import threading
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, KernelUnavailable
-from . import kernel
+from ..errors import InputError
+from . import compiled, kernel
 from .element import FOURS
 from .target import tile
 
 _KINDS = ["uint8", "int8", "int32", "float32", "int32", "float32"]
 GROUP = 4  # features that stand together
-_logger = logging.getLogger(__name__)
-_asking = threading.Lock()
 
 
 class Rows(NamedTuple):
@@ -53,28 +49,18 @@ class Columns(NamedTuple):
 
 def available() -> bool:
     """Whether programs made here may call `product`: it compiles, and a trial gives what it should."""
-    with _asking:  # several threads may load the first models, and XLA takes a name once
+    with compiled.asking:
         return _available()
 
 
 @functools.cache
 def _available() -> bool:
-    if jax.default_backend() != "cpu":
-        return False
-    try:
-        if not tile().fours:
-            return False
-        kernel.register(FOURS)
-        return _tried()
-    except KernelUnavailable as error:
-        _logger.info("%s", error)
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("the kernel for products of int8 in panels failed: serving without", exc_info=True)
-    return False
+    return compiled.usable("products of int8 in panels", lambda: tile().fours and _tried())
 
 
 def _tried() -> bool:
-    """Whether the kernel gives what it should, with numbers as large as they may be among others."""
+    """With numbers as large as they may be among others."""
+    kernel.register(FOURS)
     rng = np.random.default_rng(0)
     rows, width = 2 * tile().rows + 1, tile().width
     outputs = 2 * width + 1
@@ -84,8 +70,7 @@ def _tried() -> bool:
     zeros, sums = rng.integers(0, 256, rows, np.int32), rng.integers(-999, 999, (2, 3, width), np.int32)
     steps, scales = (rng.normal(size=size).astype(np.float32) for size in (rows, (2, 3, width)))
     run = jax.jit(lambda *args: product(Rows(*args[:3]), Columns(*args[3:6]), args[6], features=outputs))
-    with jax.ensure_compile_time_eval():  # who asks first may be tracing
-        got = np.asarray(run(x, zeros, steps, panels, sums, scales, np.int32(1)))
+    got = np.asarray(run(x, zeros, steps, panels, sums, scales, np.int32(1)))
     matrix = panels[1].astype(np.int32).swapaxes(2, 3).reshape(3, 6 * GROUP, width)[:, :22]
     exact = np.concatenate([x.astype(np.int32) @ panel for panel in matrix], axis=1)
     exact -= zeros[:, None] * sums[1].reshape(1, -1)

@@ -1,53 +1,38 @@
 """The kernel in this process: compiled, made known to XLA, tried, and called from JAX."""
 
 import functools
-import logging
-import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, KernelUnavailable
+from ..errors import InputError
 from . import compiled, crew, header, matmul
 from .element import FLOAT32, Element, brief
 from .target import tile
 
-_logger = logging.getLogger(__name__)
-_asking = threading.Lock()
-
 
 def available() -> bool:
     """Whether programs made here may call `product`: it compiles, and a trial gives what it should."""
-    with _asking:  # several threads may load the first models, and XLA takes a name once
+    with compiled.asking:
         return _available()
 
 
 @functools.cache
 def _available() -> bool:
-    if jax.default_backend() != "cpu":
-        return False
-    try:
-        _register()
-        return _tried()
-    except KernelUnavailable as error:
-        _logger.info("%s", error)
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("the kernel for products in panels failed: serving without", exc_info=True)
-    return False
+    return compiled.usable("products in panels", _tried)
 
 
 def _tried() -> bool:
-    """Whether the kernel gives what it should."""
+    _register()
     rng = np.random.default_rng(0)
     rows, width = 2 * tile().rows + 1, tile().width
     x = rng.integers(-8, 9, (rows, 24)).astype(np.float32)
     panels = rng.integers(-8, 9, (2, 3, 24, width)).astype(np.float32)
     pairs = panels.reshape(2, 3, 12, 2, width).swapaxes(3, 4).astype(jnp.bfloat16)
     run = jax.jit(lambda x, *kinds: [product(x, one, jnp.int32(1), features=2 * width + 1) for one in kinds])
-    with jax.ensure_compile_time_eval():  # who asks first may be tracing
-        found = [np.asarray(one) for one in run(x, panels, pairs)]
+    found = [np.asarray(one) for one in run(x, panels, pairs)]
     wanted = np.concatenate([x @ panel for panel in panels[1]], axis=1)[:, : 2 * width + 1]
     return all((one == wanted).all() for one in found)
 

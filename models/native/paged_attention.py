@@ -1,17 +1,14 @@
 """Attention to what a paged pool holds, called from JAX."""
 
 import functools
-import logging
-import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, KernelUnavailable
-from . import crew, header, pool
-from .compiled import register
+from ..errors import InputError
+from . import compiled, crew, header, pool
 from .target import tile
 
 # LLVM's name of a pool's type.
@@ -19,8 +16,6 @@ _KINDS = {"float32": "float", "float16": "half"}
 # Scores of a page and a few queries are on a thread's stack.
 _LARGEST_PAGE = 1024
 _State = tuple[jax.Array, jax.Array, jax.Array]
-_asking = threading.Lock()
-_logger = logging.getLogger(__name__)
 
 
 def fits(values: jax.Array) -> bool:
@@ -36,25 +31,13 @@ def _whole(values: jax.Array) -> bool:
 
 def available(dtype: str) -> bool:
     """Whether pools of that type have a kernel: it compiles here, and a trial gives what it should."""
-    with _asking:  # several threads may trace the first programs, and XLA takes a name once
+    with compiled.asking:
         return dtype in _KINDS and _available(dtype)
 
 
 @functools.cache
 def _available(dtype: str) -> bool:
-    if jax.default_backend() != "cpu":
-        return False
-    try:
-        layout, shape = header.read(), tile()
-        parts = [crew.source(layout, shape), pool.source(layout, shape, _KINDS[dtype])]
-        register(_target(dtype), "attend", parts)
-        with jax.ensure_compile_time_eval():  # who asks first may be tracing
-            return _tried(dtype)
-    except KernelUnavailable as error:
-        _logger.info("%s", error)
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("a trial of the kernel for attention failed: serving without", exc_info=True)
-    return False
+    return compiled.usable("attention to a pool", functools.partial(_tried, dtype))
 
 
 def attend(
@@ -117,7 +100,10 @@ def _target(dtype: str) -> str:
 
 
 def _tried(dtype: str) -> bool:
-    lanes = tile().lanes
+    layout, shape = header.read(), tile()
+    parts = [crew.source(layout, shape), pool.source(layout, shape, _KINDS[dtype])]
+    compiled.register(_target(dtype), "attend", parts)
+    lanes = shape.lanes
     rng = np.random.default_rng(0)
     queries, head, length = 5, 2 * lanes, lanes + 3
     keys = rng.normal(size=(2, 3, 1, head, lanes)).astype(dtype)

@@ -1,24 +1,19 @@
 """Attention of rows of texts to themselves, called from JAX."""
 
 import functools
-import logging
 import math
-import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import InputError, KernelUnavailable
-from . import crew, encoder, exponential, header, tiles
-from .compiled import register, with_reference
+from ..errors import InputError
+from . import compiled, crew, encoder, exponential, header, tiles
 from .target import tile
 
 _TARGET = "servax_rows_attention_v1"
 _MASKED = -1e30
-_asking = threading.Lock()
-_logger = logging.getLogger(__name__)
 
 
 def fits(size: int) -> bool:
@@ -28,35 +23,23 @@ def fits(size: int) -> bool:
 
 def available() -> bool:
     """Whether the kernel compiles here, and a trial gives what it should."""
-    with _asking:  # several threads may trace the first programs, and XLA takes a name once
+    with compiled.asking:
         return _available()
 
 
 @functools.cache
 def _available() -> bool:
-    if jax.default_backend() != "cpu":
-        return False
-    try:
-        shape, layout = tile(), header.read()
-        sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
-        register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
-        return _tried()
-    except KernelUnavailable as error:
-        _logger.info("%s", error)
-    except Exception:  # of what XLA says: an interface that refuses the kernel ends here
-        _logger.warning("a trial of the kernel for attention failed: serving without", exc_info=True)
-    return False
+    return compiled.usable("attention within rows", _tried)
 
 
 def _tried() -> bool:
-    """Whether the kernel gives what it should."""
-    shape = tile()
+    shape, layout = tile(), header.read()
+    sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
+    compiled.register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
     size, length = shape.lanes, 3 * shape.rows + 1
     qkv = np.random.default_rng(0).normal(size=(2, length, 6 * size)).astype(np.float32)
     texts = np.repeat(np.array([[1, 2, 0], [4, 4, 5]], np.int32), [9, length - 11, 2], axis=1)
-    # Who asks first may be tracing.
-    with jax.ensure_compile_time_eval():
-        got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
+    got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
     return bool(np.allclose(got, _wanted(qkv, texts), rtol=1e-5, atol=1e-5))
 
 
@@ -81,7 +64,7 @@ def attend(qkv: jax.Array, texts: jax.Array, *, heads: int) -> jax.Array:
             f"qkv must be (batch, length, 3 * heads * size), sizes multiples of {tile().lanes}, and texts "
             f"(batch, length), got {qkv.shape}, {heads} heads and {texts.shape}: ask `fits` first"
         )
-    call = with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
+    call = compiled.with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
     y: jax.Array = call(qkv, texts)
     return y
 
