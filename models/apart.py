@@ -59,25 +59,28 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
     return {**params, "layers": here, **dict.fromkeys(tables, jnp.zeros((0, 0)))}, there | tables
 
 
-def product(kernels: Kernels, layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(
+    kernels: Kernels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
+) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
         kernels: `(in, out)` of each layer, in panels, turned (float32 or bfloat16), or in int8.
         layer: int32 scalar, which one.
         x: float32 `(..., in)`, for `Quantized` `(rows, in)`.
+        live: int32 scalar, how many rows are needed; those behind them give something finite. None for all.
 
     Returns:
         float32 `(..., out)`.
     """
     if isinstance(kernels, Panels):
-        return panels.product(kernels, layer, x)
+        return panels.product(kernels, layer, x, live)
     if isinstance(kernels, Quantized):
         return quantized.product(kernels, layer, x)
     if isinstance(kernels, Turned):
         return turned.product(kernels, layer, x)
     if isinstance(kernels, Offset):
-        return offset.product(kernels, layer, x)
+        return offset.product(kernels, layer, x, live)
     y: jax.Array = jax.lax.switch(layer, [functools.partial(_times, one) for one in kernels], x)
     return y
 

@@ -57,13 +57,16 @@ class _Steps(NamedTuple):
     scale: jax.Array
 
 
-def product(kernels: Offset, layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(
+    kernels: Offset, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
+) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
         kernels: of all layers.
         layer: int32 scalar, which one.
         x: float32 `(..., in)`; what a row with NaN or infinity gives is not finite, and stays in its row.
+        live: int32 scalar, how many rows are needed; None for all.
 
     Returns:
         float32 `(..., out)`.
@@ -75,7 +78,7 @@ def product(kernels: Offset, layer: jax.Array, x: jax.Array) -> jax.Array:
     if isinstance(kernels.values, Panels):
         activations = integers.Rows(found.values, found.zero[:, 0], found.scale[:, 0])
         matrices = integers.Columns(kernels.values.values, kernels.sums, kernels.scales)
-        y = integers.product(activations, matrices, layer, features=kernels.values.features)
+        y = integers.product(activations, matrices, layer, features=kernels.values.features, live=live)
         return y.reshape(*x.shape[:-1], y.shape[-1])
     branches = [functools.partial(_dot, one) for one in kernels.values]
     sums: jax.Array = jax.lax.switch(layer, branches, found.values)

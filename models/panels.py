@@ -137,19 +137,22 @@ def _inside(kernel: Any) -> int:
     return int(features - kernel.padding)
 
 
-def product(kernels: Panels, layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(
+    kernels: Panels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
+) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
         kernels: of all layers.
         layer: int32 scalar, which one.
         x: float32 `(..., in)`.
+        live: int32 scalar, how many rows are multiplied; those behind them give zeros. None for all.
 
     Returns:
         float32 `(..., out)`; a row's numbers depend on no other row.
     """
     flat = x.reshape(-1, x.shape[-1])
-    y = native.product(flat, kernels.values, layer, features=kernels.features)
+    y = native.product(flat, kernels.values, layer, features=kernels.features, live=live)
     return y.reshape(*x.shape[:-1], kernels.features)
 
 

@@ -104,10 +104,10 @@ def _fours_declared(_: Tile) -> str:
     return f"declare <16 x i32> {_FOURS_OF_512}(<16 x i32>, <16 x i32>, <16 x i32>)"
 
 
-FLOAT32 = Element("servax_panels_matmul_float32_v1", 4, _whole, _fma, _fma_declared)
-PAIRS = Element("servax_panels_matmul_bfloat16_v1", 4, _as_pairs, _dot, _dot_declared)
-WIDENED = Element("servax_panels_matmul_bfloat16_widened_v1", 3, _widened, _fma, _fma_declared)
-FOURS = Element("servax_panels_matmul_int8_v1", 4, _whole, _fours, _fours_declared, "i32", scaled=True)
+FLOAT32 = Element("servax_panels_matmul_float32_v2", 4, _whole, _fma, _fma_declared)
+PAIRS = Element("servax_panels_matmul_bfloat16_v2", 4, _as_pairs, _dot, _dot_declared)
+WIDENED = Element("servax_panels_matmul_bfloat16_widened_v2", 3, _widened, _fma, _fma_declared)
+FOURS = Element("servax_panels_matmul_int8_v2", 4, _whole, _fours, _fours_declared, "i32", scaled=True)
 
 
 def brief(tile: Tile) -> Element:

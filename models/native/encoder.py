@@ -1,6 +1,7 @@
 """Attention of rows of texts to themselves, as LLVM assembly.
 
-A unit is a head of a row. Its keys are laid out as columns once; then a few queries at a time meet the keys
+Rows are of any length and lie one behind another. A unit is a head of a row. Its keys are laid out as columns
+once; then a few queries at a time meet the keys
 from the first to the last block of them that holds a text of theirs, so that texts which share a row cost
 what they would cost alone. Scores, weights and the mix of values of these queries stay in the cache.
 """
@@ -12,21 +13,41 @@ from .target import Tile
 
 _VECTORS = 2  # of keys in a block
 _WORTH_A_THREAD = 1 << 16
-_JOB = Job(("qkv", "texts", "c", "length", "heads", "size", "scale"))
+_JOB = Job(("qkv", "texts", "starts", "c", "tokens", "longest", "heads", "size", "scale"))
 
 
 def source(header: Header, tile: Tile) -> str:
     """`@attention` is what XLA calls.
 
-    Its operands are float32 `(batch, length, 3 * heads * size)`, int32 `(batch, length)` and a float32 scale,
-    its result is float32 `(batch, length, heads, size)`.
+    Its operands are float32 `(tokens, 3 * heads * size)`, int32 `(tokens,)`, int32 `(rows + 1,)` and a float32
+    scale, its result is float32 `(tokens, heads, size)`.
     """
-    parts = [_keys(tile), softmax.source(tile), texts.source(_block(tile)), _queries(tile), _unit(tile)]
+    parts = [_SPAN, _keys(tile), softmax.source(tile), texts.source(_block(tile)), _queries(tile), _unit(tile)]
     return "\n".join([*parts, _handler(header, tile)])
 
 
 def _block(tile: Tile) -> int:
     return tile.lanes * _VECTORS
+
+
+_SPAN = """
+; Where a row begins, and how many tokens it has: none where its numbers make no sense.
+define internal i64 @start(ptr %starts, i64 %row, i64 %tokens) {
+  %at = getelementptr i32, ptr %starts, i64 %row
+  %given = load i32, ptr %at
+  %wide = sext i32 %given to i64
+  %up = call i64 @llvm.smax.i64(i64 %wide, i64 0)
+  %start = call i64 @llvm.smin.i64(i64 %up, i64 %tokens)
+  ret i64 %start
+}
+define internal i64 @length(ptr %starts, i64 %row, i64 %tokens) {
+  %next = add i64 %row, 1
+  %from = call i64 @start(ptr %starts, i64 %row, i64 %tokens)
+  %to = call i64 @start(ptr %starts, i64 %next, i64 %tokens)
+  %given = sub i64 %to, %from
+  %length = call i64 @llvm.smax.i64(i64 %given, i64 0)
+  ret i64 %length
+}"""
 
 
 def _keys(tile: Tile) -> str:
@@ -154,22 +175,22 @@ def _unit(tile: Tile) -> str:
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 define internal void @heads(ptr %job, i64 %unit.from, i64 %unit.to) {{
 entry:
-{_JOB.loaded(pointers=("qkv", "texts", "c"))}
+{_JOB.loaded(pointers=("qkv", "texts", "starts", "c"))}
   %scale.bits = trunc i64 %scale to i32
   %factor = bitcast i32 %scale.bits to float
   %hidden = mul i64 %heads, %size
   %stride = mul i64 %hidden, 3
-  %over = add i64 %length, {block - 1}
-  %blocks = udiv i64 %over, {block}
-  %padded = mul i64 %blocks, {block}
-  %keys.count = mul i64 %padded, %size
-  %scores.count = mul i64 %padded, {tile.rows}
+  %most.over = add i64 %longest, {block - 1}
+  %most.blocks = udiv i64 %most.over, {block}
+  %most = mul i64 %most.blocks, {block}
+  %keys.count = mul i64 %most, %size
+  %scores.count = mul i64 %most, {tile.rows}
   %front = add i64 %keys.count, %scores.count
-  %behind = add i64 %front, %padded
-  %numbers = add i64 %behind, %padded
+  %behind = add i64 %front, %most
+  %numbers = add i64 %behind, %most
   %bytes = mul i64 %numbers, 4
   %keys = call ptr @malloc(i64 %bytes)
-  ; Columns past the last key are multiplied too, and what comes of it is masked: zeros keep it finite.
+  ; Columns past the last key are multiplied too, and what comes of it is masked.
   call void @llvm.memset.p0.i64(ptr %keys, i8 0, i64 %bytes, i1 false)
   %scores = getelementptr float, ptr %keys, i64 %keys.count
   %held = getelementptr float, ptr %keys, i64 %front
@@ -181,7 +202,14 @@ unit:
   %u = phi i64 [%unit.from, %entry], [%u1, %united]
   %row = udiv i64 %u, %heads
   %head = urem i64 %u, %heads
-  %row.tokens = mul i64 %row, %length
+  %length = call i64 @length(ptr %starts, i64 %row, i64 %tokens)
+  %none = icmp eq i64 %length, 0
+  br i1 %none, label %united, label %some
+some:
+  %over = add i64 %length, {block - 1}
+  %blocks = udiv i64 %over, {block}
+  %padded = mul i64 %blocks, {block}
+  %row.tokens = call i64 @start(ptr %starts, i64 %row, i64 %tokens)
   %row.skip = mul i64 %row.tokens, %stride
   %head.skip = mul i64 %head, %size
   %skip = add i64 %row.skip, %head.skip
@@ -197,7 +225,7 @@ unit:
   call void @reaches(ptr %held, i64 %padded, ptr %reaches)
   br label %few
 few:
-  %i = phi i64 [0, %unit], [%i1, %few]
+  %i = phi i64 [0, %some], [%i1, %few]
   %left = sub i64 %length, %i
   %rows = call i64 @llvm.smin.i64(i64 %left, i64 {tile.rows})
   %i.own = getelementptr i32, ptr %held, i64 %i
@@ -225,26 +253,49 @@ end:
 
 
 def _handler(header: Header, tile: Tile) -> str:
-    fields = {name: f"i64 %{name}" for name in ("length", "heads", "size")}
-    pointers = {"qkv": "ptr %a.data", "texts": "ptr %t.data", "c": "ptr %c.data", "scale": "i64 %scale"}
+    fields = {name: f"i64 %{name}" for name in ("tokens", "longest", "heads", "size")}
+    pointers = {"qkv": "ptr %a.data", "texts": "ptr %t.data", "starts": "ptr %r.data", "c": "ptr %c.data"}
     body = f"""
-{frame.size("batch", "c", 0)}
-{frame.size("length", "c", 1)}
-{frame.size("heads", "c", 2)}
-{frame.size("size", "c", 3)}
+{frame.size("tokens", "c", 0)}
+{frame.size("heads", "c", 1)}
+{frame.size("size", "c", 2)}
+{frame.size("bounds", "r", 0)}
   %scale.bits = load i32, ptr %s.data
   %scale = zext i32 %scale.bits to i64
-  %units = mul i64 %batch, %heads
-  %tokens = mul i64 %units, %length
-  %none = icmp eq i64 %tokens, 0
+  %rows = sub i64 %bounds, 1
+  %width = mul i64 %heads, %size
+  ; Tokens behind the last row are nobody's.
+  %live = call i64 @start(ptr %r.data, i64 %rows, i64 %tokens)
+  %behind = sub i64 %tokens, %live
+  %filled = mul i64 %live, %width
+  %unfilled = mul i64 %behind, %width
+  %zeros.at = getelementptr float, ptr %c.data, i64 %filled
+  %bytes = mul i64 %unfilled, 4
+  call void @llvm.memset.p0.i64(ptr %zeros.at, i8 0, i64 %bytes, i1 false)
+  br label %look
+look:
+  %row = phi i64 [0, %run], [%row1, %add]
+  %longest = phi i64 [0, %run], [%longest1, %add]
+  %pairs = phi i64 [0, %run], [%pairs1, %add]
+  %row.more = icmp slt i64 %row, %rows
+  br i1 %row.more, label %add, label %seen
+add:
+  %length = call i64 @length(ptr %r.data, i64 %row, i64 %tokens)
+  %longest1 = call i64 @llvm.smax.i64(i64 %longest, i64 %length)
+  %square = mul i64 %length, %length
+  %pairs1 = add i64 %pairs, %square
+  %row1 = add i64 %row, 1
+  br label %look
+seen:
+  %units = mul i64 %rows, %heads
+  %multiplications = mul i64 %pairs, %width
+  %none = icmp eq i64 %multiplications, 0
   br i1 %none, label %empty, label %some
 empty:
   ret ptr null
 some:
-  %pairs = mul i64 %tokens, %length
-  %multiplications = mul i64 %pairs, %size
   %worth = sdiv i64 %multiplications, {_WORTH_A_THREAD}
-{_JOB.made("%units", "@heads", fields | pointers)}
+{_JOB.made("%units", "@heads", fields | pointers | {"scale": "i64 %scale"})}
   call void @run(ptr %api, ptr %ctx, ptr %job, i64 %worth)
   ret ptr null"""
-    return frame.handler(header, "attention", ("a", "t", "s", "c"), body)
+    return frame.handler(header, "attention", ("a", "t", "r", "s", "c"), body)

@@ -78,7 +78,9 @@ def _tried() -> bool:
     return bool((got == wanted[:, :outputs]).all())
 
 
-def product(x: Rows, matrices: Columns, layer: jax.Array, *, features: int) -> jax.Array:
+def product(
+    x: Rows, matrices: Columns, layer: jax.Array, *, features: int, live: jax.Array | None = None
+) -> jax.Array:
     """`x` times one of several matrices: `(x.values @ values - zeros * sums) * steps * scales`.
 
     Args:
@@ -86,6 +88,7 @@ def product(x: Rows, matrices: Columns, layer: jax.Array, *, features: int) -> j
         matrices: of all layers.
         layer: int32 scalar, which one; clipped into them.
         features: columns of a matrix, `(panels - 1) * width + 1` to `panels * width`.
+        live: int32 scalar, how many rows are multiplied, see `kernel.product`; None for all.
 
     Returns:
         float32 `(rows, features)`, rounded three times, as sums up to 65,000 features of input are exact.
@@ -101,7 +104,8 @@ def product(x: Rows, matrices: Columns, layer: jax.Array, *, features: int) -> j
     call: Any = jax.ffi.ffi_call(FOURS.called(tile()), shape, vmap_method="sequential")
     scaling = x.zeros, x.steps, matrices.sums, matrices.scales
     declared = kernel.declared(values, matrices.values, features)
-    y: jax.Array = call(values, matrices.values, jnp.int32(layer), *scaling, **declared)
+    numbers = jnp.int32(layer), kernel.alive(values, live)
+    y: jax.Array = call(values, matrices.values, *numbers, *scaling, **declared)
     return y
 
 

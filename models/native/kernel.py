@@ -31,14 +31,22 @@ def _tried() -> bool:
     x = rng.integers(-8, 9, (rows, 24)).astype(np.float32)
     panels = rng.integers(-8, 9, (2, 3, 24, width)).astype(np.float32)
     pairs = panels.reshape(2, 3, 12, 2, width).swapaxes(3, 4).astype(jnp.bfloat16)
-    run = jax.jit(lambda x, *kinds: [product(x, one, jnp.int32(1), features=2 * width + 1) for one in kinds])
+    sizes: Any = {"features": 2 * width + 1, "live": rows - 1}
+    run = jax.jit(lambda x, *kinds: [product(x, one, jnp.int32(1), **sizes) for one in kinds])
     found = [np.asarray(one) for one in run(x, panels, pairs)]
     wanted = np.concatenate([x @ panel for panel in panels[1]], axis=1)[:, : 2 * width + 1]
+    wanted[-1] = 0
     return all((one == wanted).all() for one in found)
 
 
 def product(
-    x: jax.Array, panels: jax.Array, layer: jax.Array, *, features: int, element: Element | None = None
+    x: jax.Array,
+    panels: jax.Array,
+    layer: jax.Array,
+    *,
+    features: int,
+    live: jax.Array | None = None,
+    element: Element | None = None,
 ) -> jax.Array:
     """`x` times one of several matrices.
 
@@ -48,6 +56,8 @@ def product(
             panels, ceil(in / 2), width, 2)`, pairs of features, with a zero in the last of an odd number.
         layer: int32 scalar, which one; clipped into them.
         features: columns of a matrix, `(panels - 1) * width + 1` to `panels * width`.
+        live: int32 scalar, how many rows are multiplied; those behind them, which cost nothing, give zeros.
+            None for all.
         element: how numbers are multiplied, of those that are registered; by default what is fastest here.
 
     Returns:
@@ -66,8 +76,15 @@ def product(
     shape = jax.ShapeDtypeStruct((x.shape[0], features), jnp.float32)
     kernel: Any = jax.ffi.ffi_call((element or FLOAT32).called(tile()), shape, vmap_method="sequential")
     call = functools.partial(kernel, **declared(x, panels, features))
-    y: jax.Array = compiled.with_reference(call, functools.partial(_reference, features))(x, panels, layer)
+    whole = compiled.with_reference(call, functools.partial(_reference, features))
+    y: jax.Array = whole(x, panels, layer, alive(x, live))
     return y
+
+
+def alive(x: jax.Array, live: jax.Array | None) -> jax.Array:
+    """How many rows of `x` are multiplied, as the kernel takes it."""
+    count: jax.Array = jnp.int32(x.shape[0] if live is None else live)
+    return count
 
 
 def check(x: jax.Array, panels: jax.Array, features: int) -> None:
@@ -101,13 +118,16 @@ def declared(x: jax.Array, panels: jax.Array, features: int) -> dict[str, np.int
     return {"flops": np.int64(2 * rows * x.shape[1] * features), "bytes": np.int64(moved)}
 
 
-def _reference(features: int, x: jax.Array, panels: jax.Array, layer: jax.Array) -> jax.Array:
+def _reference(
+    features: int, x: jax.Array, panels: jax.Array, layer: jax.Array, live: jax.Array
+) -> jax.Array:
     matrix = panels[jnp.clip(layer, 0, panels.shape[0] - 1)]
     if matrix.ndim == 4:  # pairs of features
         matrix = jnp.moveaxis(matrix, 3, 2).reshape(matrix.shape[0], -1, matrix.shape[2])
     kinds: Any = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
     y = jnp.einsum("ri,piw->rpw", x, matrix, **kinds)
-    return y.reshape(x.shape[0], -1)[:, :features]
+    y = y.reshape(x.shape[0], -1)[:, :features]
+    return jnp.where(jnp.arange(x.shape[0])[:, None] < live, y, 0.0)
 
 
 @functools.cache

@@ -25,7 +25,8 @@ _JOB = ("a", "w", "c", "rows", "out", "in", "parts")
 
 
 def source(header: Header, tile: Tile, element: Element) -> str:
-    """`@product` is what XLA calls, for `(rows, in)` of that kind, panels and a layer's number.
+    """`@product` is what XLA calls, for `(rows, in)` of that kind, panels, a layer's number, and how many rows
+    are multiplied: those behind them give zeros.
 
     Two numbers in bfloat16, or four in int8, stand where one in float32 does, so that all but the multiplying
     is the same.
@@ -53,6 +54,7 @@ def _declarations(tile: Tile, element: Element) -> list[str]:
     return [
         element.declared(tile),
         "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
+        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
     ]
 
 
@@ -217,7 +219,7 @@ def _handler(header: Header, tile: Tile, element: Element) -> str:
     if element.scaled:
         pointers |= scaled.fields()
     body = f"""
-{frame.size("rows", "c", 0)}
+{frame.size("rows.all", "c", 0)}
 {frame.size("out", "c", 1)}
 {frame.size("in", "w", 2)}
 {frame.size("layers", "w", 0)}
@@ -232,6 +234,16 @@ def _handler(header: Header, tile: Tile, element: Element) -> str:
   %skip = mul i64 %whole, %layer
   %layer.w = getelementptr float, ptr %w.data, i64 %skip
 {scaled.of_layer(tile) if element.scaled else ""}
+  %live.number = load i32, ptr %live.data
+  %live.wide = sext i32 %live.number to i64
+  %live.up = call i64 @llvm.smax.i64(i64 %live.wide, i64 0)
+  %rows = call i64 @llvm.smin.i64(i64 %live.up, i64 %rows.all)
+  %behind = sub i64 %rows.all, %rows
+  %filled = mul i64 %rows, %out
+  %unfilled = mul i64 %behind, %out
+  %zeros.at = getelementptr float, ptr %c.data, i64 %filled
+  %bytes = mul i64 %unfilled, 4
+  call void @llvm.memset.p0.i64(ptr %zeros.at, i8 0, i64 %bytes, i1 false)
   %rows.up = add i64 %rows, {_ROWS - 1}
   %parts = udiv i64 %rows.up, {_ROWS}
   %units = mul i64 %parts, %panels
@@ -245,5 +257,5 @@ some:
 {_job(element).made("%units", "@units", fields | pointers)}
   call void @run(ptr %api, ptr %ctx, ptr %job, i64 %worth)
   ret ptr null"""
-    operands = ("a", "w", "n", *(scaled.OPERANDS if element.scaled else ()), "c")
+    operands = ("a", "w", "n", "live", *(scaled.OPERANDS if element.scaled else ()), "c")
     return frame.handler(header, "product", operands, body)

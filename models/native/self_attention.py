@@ -12,8 +12,10 @@ from ..errors import InputError
 from . import compiled, crew, encoder, exponential, header, tiles
 from .target import tile
 
-_TARGET = "servax_rows_attention_v1"
+_TARGET = "servax_rows_attention_v2"
 _MASKED = -1e30
+
+Array = np.ndarray[Any, Any]
 
 
 def fits(size: int) -> bool:
@@ -36,67 +38,73 @@ def _tried() -> bool:
     shape, layout = tile(), header.read()
     sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
     compiled.register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
-    size, length = shape.lanes, 3 * shape.rows + 1
-    qkv = np.random.default_rng(0).normal(size=(2, length, 6 * size)).astype(np.float32)
-    texts = np.repeat(np.array([[1, 2, 0], [4, 4, 5]], np.int32), [9, length - 11, 2], axis=1)
-    got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts))
-    return bool(np.allclose(got, _wanted(qkv, texts), rtol=1e-5, atol=1e-5))
+    size, lengths = shape.lanes, (3 * shape.rows + 1, 5)
+    rng, tokens = np.random.default_rng(0), sum(lengths)
+    qkv = rng.normal(size=(tokens + 2, 6 * size)).astype(np.float32)
+    texts = np.repeat(np.array([1, 2, 4, 3, 3], np.int32), [9, tokens - 17, 3, 5, 2])
+    starts = np.array([0, lengths[0], tokens], np.int32)
+    got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts, starts))
+    return bool(np.allclose(got, _wanted(qkv, texts, starts), rtol=1e-5, atol=1e-5))
 
 
-def attend(qkv: jax.Array, texts: jax.Array, *, heads: int) -> jax.Array:
-    """Attention of each token to those of its text.
+def attend(qkv: jax.Array, texts: jax.Array, starts: jax.Array, *, heads: int) -> jax.Array:
+    """Attention of each token to those of its text, in rows that lie one behind another.
 
     Args:
-        qkv: float32 `(batch, length, 3 * heads * size)`: queries, keys and values, each head after head.
-        texts: int32 `(batch, length)`: which text a token is of, 0 to 2**31 - 3; tokens of one text read one
-            another, wherever they stand in the row.
+        qkv: float32 `(tokens, 3 * heads * size)`: queries, keys and values, each head after head.
+        texts: int32 `(tokens,)`: which text a token is of, 0 to 2**31 - 3; tokens of one text in one row read
+            one another, wherever they stand in it.
+        starts: int32 `(rows + 1,)`, rising from 0: where each row begins, and where the last ends.
         heads: how many there are.
 
     Returns:
-        float32 `(batch, length, heads * size)`.
+        float32 `(tokens, heads * size)`; zeros behind the last row, which cost nothing.
 
     Raises:
         InputError: there are not as many features, or texts.
     """
-    qkv, texts, width = qkv.astype(jnp.float32), texts.astype(jnp.int32), qkv.shape[2]
-    if heads < 1 or not width or width % (3 * heads * tile().lanes) or texts.shape != qkv.shape[:2]:
+    qkv, texts, starts = qkv.astype(jnp.float32), texts.astype(jnp.int32), starts.astype(jnp.int32)
+    tokens, width = qkv.shape
+    sized = texts.shape == (tokens,) and starts.ndim == 1 and starts.shape[0] > 0
+    if heads < 1 or not width or width % (3 * heads * tile().lanes) or not sized:
         raise InputError(
-            f"qkv must be (batch, length, 3 * heads * size), sizes multiples of {tile().lanes}, and texts "
-            f"(batch, length), got {qkv.shape}, {heads} heads and {texts.shape}: ask `fits` first"
+            f"qkv must be (tokens, 3 * heads * size), sizes multiples of {tile().lanes}, texts (tokens,) and "
+            f"starts (rows + 1,), got {qkv.shape}, {heads} heads, {texts.shape} and {starts.shape}: ask `fits` "
+            "first"
         )
     call = compiled.with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
-    y: jax.Array = call(qkv, texts)
+    y: jax.Array = call(qkv, texts, starts)
     return y
 
 
-def _call(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:
-    batch, length, width = qkv.shape
+def _call(heads: int, qkv: jax.Array, texts: jax.Array, starts: jax.Array) -> jax.Array:
+    tokens, width = qkv.shape
     size = width // (3 * heads)
-    shape = jax.ShapeDtypeStruct((batch, length, heads, size), jnp.float32)
+    shape = jax.ShapeDtypeStruct((tokens, heads, size), jnp.float32)
     call: Any = jax.ffi.ffi_call(_TARGET, shape, vmap_method="sequential")
-    y: jax.Array = call(qkv, texts, np.float32(1.0 / math.sqrt(size)))
-    return y.reshape(batch, length, heads * size)
+    y: jax.Array = call(qkv, texts, starts, np.float32(1.0 / math.sqrt(size)))
+    return y.reshape(tokens, heads * size)
 
 
-def _wanted(qkv: np.ndarray[Any, Any], texts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _wanted(qkv: Array, texts: Array, starts: Array) -> Array:
     """What the trial should give, without a program of XLA's for each operation."""
-    batch, length, _ = qkv.shape
-    q, k, v = np.moveaxis(qkv.reshape(batch, length, 3, 2, -1), 2, 0)
-    scores = np.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    own = texts[:, None, :, None] == texts[:, None, None, :]
+    tokens, live = len(qkv), starts[-1]
+    q, k, v = np.moveaxis(qkv.reshape(tokens, 3, 2, -1)[:live], 1, 0)
+    scores = np.einsum("qhd,khd->hqk", q, k) / math.sqrt(q.shape[-1])
+    own = texts[:live, None] == texts[None, :live]
     weights = np.exp(np.where(own, scores, -np.inf))
-    mixed: np.ndarray[Any, Any] = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
-    joined: np.ndarray[Any, Any] = mixed.reshape(batch, length, -1)
-    return joined
+    mixed: Array = np.einsum("hqk,khd->qhd", weights / weights.sum(-1, keepdims=True), v)
+    return np.concatenate([mixed.reshape(live, -1), np.zeros((tokens - live, qkv.shape[1] // 3))])
 
 
-def _reference(heads: int, qkv: jax.Array, texts: jax.Array) -> jax.Array:
-    batch, length, width = qkv.shape
-    size = width // (3 * heads)
-    q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, size), 2, 0)
+def _reference(heads: int, qkv: jax.Array, texts: jax.Array, starts: jax.Array) -> jax.Array:
+    tokens, width = qkv.shape
+    q, k, v = jnp.moveaxis(qkv.reshape(tokens, 3, heads, width // (3 * heads)), 1, 0)
     precision = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) * (1.0 / math.sqrt(size))
-    own = texts[:, None, :, None] == texts[:, None, None, :]
+    scores = jnp.einsum("qhd,khd->hqk", q, k, precision=precision) * (1.0 / math.sqrt(q.shape[-1]))
+    places = jnp.arange(tokens)
+    rows = jnp.searchsorted(starts, places, side="right")
+    own = (texts[:, None] == texts[None]) & (rows[:, None] == rows[None])
     weights = jax.nn.softmax(jnp.where(own, scores, _MASKED), axis=-1)
-    y: jax.Array = jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision=precision)
-    return y.reshape(batch, length, heads * size)
+    y: jax.Array = jnp.einsum("hqk,khd->qhd", weights, v, precision=precision)
+    return jnp.where(places[:, None] < starts[-1], y.reshape(tokens, -1), 0.0)

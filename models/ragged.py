@@ -1,0 +1,59 @@
+"""A batch without its padding: the real tokens, one row behind another.
+
+Kernels of `native` leave out the rows behind the last real one, so that a batch costs what its tokens cost,
+whatever bucket it is in.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Ragged(NamedTuple):
+    """Where the tokens of a batch lie once padding is left out.
+
+    Attributes:
+        texts: int32 `(tokens,)`: the text of each token, of as many as the batch has places.
+        starts: int32 `(batch + 1,)`: where each row begins, and where the last ends.
+        order: int32 `(tokens,)`: the place in the batch that each came from; None if none was moved.
+        places: int32 `(batch, length)`: where each went; what it says of padding means nothing.
+    """
+
+    texts: jax.Array
+    starts: jax.Array
+    order: jax.Array | None
+    places: jax.Array | None
+
+    @classmethod
+    def of(cls, texts: jax.Array) -> "Ragged":
+        """From the text of each place, int32 `(batch, length)`, 0 for padding.
+
+        A single row stays as it is, up to its last token: padding mostly stands behind it.
+        """
+        batch, length = texts.shape
+        real, flat = texts != 0, texts.reshape(-1)
+        if batch == 1:
+            end = jnp.max(jnp.where(real[0], jnp.arange(1, length + 1, dtype=jnp.int32), 0))
+            return cls(flat, jnp.stack([jnp.int32(0), end]), None, None)
+        inside = jnp.cumsum(real, axis=1, dtype=jnp.int32)
+        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(inside[:, -1], dtype=jnp.int32)])
+        places = starts[:-1, None] + inside - 1
+        nowhere, numbers = flat.shape[0], jnp.arange(flat.shape[0], dtype=jnp.int32)
+        targets = jnp.where(real, places, nowhere).reshape(-1)
+        order = jnp.zeros_like(numbers).at[targets].set(numbers, mode="drop", unique_indices=True)
+        return cls(flat[order], starts, order, jnp.maximum(places, 0))
+
+    @property
+    def live(self) -> jax.Array:
+        """How many tokens there are, int32 scalar."""
+        return self.starts[-1]
+
+    def gathered(self, values: jax.Array) -> jax.Array:
+        """What belongs to places, `(batch, length)`, as `(1, tokens)`; behind the last some of it, again."""
+        flat = values.reshape(1, -1)
+        return flat if self.order is None else flat[:, self.order]
+
+    def spread(self, vectors: jax.Array) -> jax.Array:
+        """The way back, `(1, tokens, size)` to `(batch, length, size)`; at padding some token's vector."""
+        return vectors if self.places is None else vectors[0][self.places]
