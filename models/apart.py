@@ -76,7 +76,7 @@ def product(
     if isinstance(kernels, Panels):
         return panels.product(kernels, layer, x, live)
     if isinstance(kernels, Quantized):
-        return quantized.product(kernels, layer, x)
+        return quantized.product(kernels, layer, x, live)
     if isinstance(kernels, Turned):
         return turned.product(kernels, layer, x)
     if isinstance(kernels, Offset):

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 from . import paged
 from .llama_config import LlamaConfig
 from .paged import Past
+from .ragged import up_to_last
 from .rope import angles, frequencies
 
 
 class Chunk:
-    """What all layers share: positions, their turns, and which token may read which.
+    """What all layers share: positions, their turns, which token may read which, and how many there are.
 
     Args:
         config: sizes and choices.
@@ -23,6 +24,7 @@ class Chunk:
         place = jnp.arange(length, dtype=jnp.int32)
         self.positions = start[:, None] + place[None]
         self.real = place[None] < lengths[:, None]
+        self.live = up_to_last(self.real)
         per_position = frequencies(config.rope_theta, config.head_size, config.rope_divisors)
         self.cos, self.sin = angles(self.positions, per_position)
         earlier = place[None, :, None] > place[None, None, :]
@@ -61,6 +63,7 @@ class Mixed:
         self.row = jnp.maximum(row, 0)
         self.positions = (jnp.take(context, self.row, mode="clip") + place)[:, None]
         self.real = real[:, None]
+        self.live = up_to_last(real)
         per_position = frequencies(config.rope_theta, config.head_size, config.rope_divisors)
         self.cos, self.sin = angles(self.positions, per_position)
         earlier = (row[:, None] == row[None, :]) & (place[:, None] > place[None, :])

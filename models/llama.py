@@ -21,6 +21,7 @@ from .llama_config import LlamaConfig
 from .paged import Cache, Past
 from .panels import Panels
 from .quantized import Quantized
+from .ragged import up_to_last
 from .rope import rotate
 
 
@@ -60,7 +61,7 @@ class Layer(nnx.Module):
         self, x: jax.Array, layer: jax.Array, chunk: Chunk | Mixed, past: Past | None, apart: Apart
     ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         """Map `(rows * chunk, hidden)` to the same shape, and give the chunk's keys and values."""
-        multiply = functools.partial(self._multiply, layer, apart)
+        multiply = functools.partial(self._multiply, layer, apart, chunk.live)
         q, k, v = self._heads(multiply("qkv", self.input_norm(x)), chunk)
         k, v = paged.as_held(past, k), paged.as_held(past, v)
         mixed = chunk.attend(past, layer, q, k, v)
@@ -68,12 +69,14 @@ class Layer(nnx.Module):
         gate, up = jnp.split(multiply("gate_up", self.output_norm(x)), 2, axis=-1)
         return x + multiply("down", jax.nn.silu(gate) * up), (k, v)
 
-    def _multiply(self, layer: jax.Array, apart: Apart, name: str, x: jax.Array) -> jax.Array:
-        """Apply one of the linear maps, with its kernel here or apart."""
+    def _multiply(
+        self, layer: jax.Array, apart: Apart, live: jax.Array, name: str, x: jax.Array
+    ) -> jax.Array:
+        """Apply one of the linear maps, with its kernel here or apart, to so many tokens at least."""
         linear: nnx.Linear = getattr(self, name)
         if not apart:
             return linear(x)
-        y = product(apart[name], layer, x)
+        y = product(apart[name], layer, x, live)
         return y if linear.bias is None else y + linear.bias[...][None]
 
     def _heads(self, joined: jax.Array, chunk: Chunk | Mixed) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -132,13 +135,13 @@ class Decoder(nnx.Module):
         x, (k, v) = jax.lax.scan(layer, x, (stack, numbers))
         return x.reshape(*ids.shape, -1), k, v
 
-    def logits(self, x: jax.Array, kernels: Apart) -> jax.Array:
-        """Scores of all tokens, `(..., hidden)` to `(..., vocab)`."""
+    def logits(self, x: jax.Array, kernels: Apart, live: jax.Array) -> jax.Array:
+        """Scores of all tokens, `(..., hidden)` to `(..., vocab)`, of so many vectors at least."""
         table = kernels.get("word" if self.config.tied else "head")
         if isinstance(table, Quantized):
-            return quantized.scores(table, self.norm(x))
+            return quantized.scores(table, self.norm(x), live)
         if isinstance(table, Panels):
-            return panels.scores(table, self.norm(x))
+            return panels.scores(table, self.norm(x), live)
         head = self.word[...] if self.config.tied else self.head[...]
         return turned.scores(head, self.norm(x))
 
@@ -245,7 +248,8 @@ def _appended(
     if not every:
         last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
         x = jnp.take_along_axis(x, last, axis=1)[:, 0]
-    return model.logits(x, kernels), paged.write(past, k, v, chunk.positions, chunk.real)
+    live = chunk.live if every else up_to_last(chunk_lengths > 0)
+    return model.logits(x, kernels, live), paged.write(past, k, v, chunk.positions, chunk.real)
 
 
 def mixed_step(
@@ -286,7 +290,8 @@ def mixed_step(
     past = Past(kv, page_table, context_lengths)
     x, k, v = model(jnp.concatenate([ids, further_ids])[:, None], mix, past, kernels)
     tables = Past(kv, jnp.take(page_table, mix.row, axis=0, mode="clip"), mix.positions[:, 0])
-    return model.logits(x[:rows, 0], kernels), paged.write(tables, k, v, mix.positions, mix.real)
+    logits = model.logits(x[:rows, 0], kernels, up_to_last(chunk_lengths > 0))
+    return logits, paged.write(tables, k, v, mix.positions, mix.real)
 
 
 def forward(
@@ -312,4 +317,4 @@ def forward(
         )
     model, kernels = _module(config, params)
     chunk = Chunk(config, jnp.zeros_like(lengths), lengths, ids.shape[1])
-    return model.logits(model(ids, chunk, None, kernels)[0], kernels)
+    return model.logits(model(ids, chunk, None, kernels)[0], kernels, chunk.live)

@@ -20,6 +20,7 @@ import numpy as np
 from . import native
 from .errors import BadPool
 from .native import paged_attention
+from .ragged import up_to_last
 
 NULL_PAGE = 0
 SINK_PAGE = 1
@@ -293,7 +294,8 @@ def write(past: Past, k: jax.Array, v: jax.Array, positions: jax.Array, real: ja
             ),
         }
 
-    written: Cache = jax.lax.fori_loop(0, rows * chunk, put, past.cache)
+    # Padding mostly stands behind all tokens, and is then not even brought to the sink.
+    written: Cache = jax.lax.fori_loop(jnp.int32(0), up_to_last(real), put, past.cache)
     return written
 
 

@@ -156,9 +156,9 @@ def product(
     return y.reshape(*x.shape[:-1], kernels.features)
 
 
-def scores(table: Panels, x: jax.Array) -> jax.Array:
-    """Products with each word of a table, float32 `(..., in)` to `(..., words)`."""
-    return product(table, jnp.int32(0), x)
+def scores(table: Panels, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
+    """Products with each word of a table, float32 `(..., in)` to `(..., words)`; see `product`."""
+    return product(table, jnp.int32(0), x, live)
 
 
 def rows(table: Panels, ids: jax.Array) -> jax.Array:

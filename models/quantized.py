@@ -61,13 +61,16 @@ class _Whole(NamedTuple):
     sums: jax.Array
 
 
-def product(kernels: Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
+def product(
+    kernels: Quantized, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
+) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:
         kernels: of all layers.
         layer: int32 scalar, which one.
         x: float32 `(rows, in)`.
+        live: int32 scalar, how many rows are needed; None for all.
 
     Returns:
         float32 `(rows, out)`.
@@ -75,7 +78,7 @@ def product(kernels: Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
     if kernels.turn is not None:
         x = jnp.matmul(x.reshape(-1, len(kernels.turn)), kernels.turn, precision=_PRECISION).reshape(x.shape)
     if isinstance(kernels.values, Panels):
-        return _in_panels(kernels, layer, x)
+        return _in_panels(kernels, layer, x, live)
     # Scaled in the branches: what follows the switch is otherwise joined with it into slow loops, and a step
     # at 32 rows takes 35.2 ms instead of 32.1.
     sums = kernels.sums or [None] * len(kernels.values)
@@ -85,11 +88,11 @@ def product(kernels: Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
     return y[: x.shape[0]]
 
 
-def scores(table: Quantized, x: jax.Array) -> jax.Array:
-    """Products with each row of a table, float32 `(..., in)` to `(..., out)`."""
+def scores(table: Quantized, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
+    """Products with each row of a table, float32 `(..., in)` to `(..., out)`; see `product`."""
     flat = x.reshape(-1, x.shape[-1])
     if isinstance(table.values, Panels):
-        return _in_panels(table, jnp.int32(0), flat).reshape(*x.shape[:-1], -1)
+        return _in_panels(table, jnp.int32(0), flat, live).reshape(*x.shape[:-1], -1)
     y = _times(table.values, table.scales, table.sums, _whole(flat, unsigned=table.sums is not None))
     return y[: flat.shape[0]].reshape(*x.shape[:-1], -1)
 
@@ -100,13 +103,13 @@ def rows(table: Quantized, ids: jax.Array) -> jax.Array:
     return values * jnp.take(table.scales, ids, mode="clip")[:, None]
 
 
-def _in_panels(kernels: Quantized, layer: jax.Array, x: jax.Array) -> jax.Array:
+def _in_panels(kernels: Quantized, layer: jax.Array, x: jax.Array, live: jax.Array | None) -> jax.Array:
     """By the kernel of `native`, which scales too."""
     found = _rounded(x, unsigned=True)
     middles = jnp.full(x.shape[0], MIDDLE, jnp.int32)
     activations = integers.Rows(found.values, middles, found.scale[:, 0])
     matrices = integers.Columns(kernels.values.values, kernels.sums, kernels.scales)
-    return integers.product(activations, matrices, layer, features=kernels.values.features)
+    return integers.product(activations, matrices, layer, features=kernels.values.features, live=live)
 
 
 def _whole(x: jax.Array, *, unsigned: bool) -> _Whole:

@@ -10,6 +10,12 @@ import jax
 import jax.numpy as jnp
 
 
+def up_to_last(real: jax.Array) -> jax.Array:
+    """How many places there are up to the last real one, int32 scalar; `real` is bool, of any shape."""
+    flat = real.reshape(-1)
+    return jnp.max(jnp.where(flat, jnp.arange(1, flat.shape[0] + 1, dtype=jnp.int32), 0), initial=0)
+
+
 class Ragged(NamedTuple):
     """Where the tokens of a batch lie once padding is left out.
 
@@ -31,11 +37,9 @@ class Ragged(NamedTuple):
 
         A single row stays as it is, up to its last token: padding mostly stands behind it.
         """
-        batch, length = texts.shape
         real, flat = texts != 0, texts.reshape(-1)
-        if batch == 1:
-            end = jnp.max(jnp.where(real[0], jnp.arange(1, length + 1, dtype=jnp.int32), 0))
-            return cls(flat, jnp.stack([jnp.int32(0), end]), None, None)
+        if texts.shape[0] == 1:
+            return cls(flat, jnp.stack([jnp.int32(0), up_to_last(real)]), None, None)
         inside = jnp.cumsum(real, axis=1, dtype=jnp.int32)
         starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(inside[:, -1], dtype=jnp.int32)])
         places = starts[:-1, None] + inside - 1
