@@ -23,6 +23,7 @@ from .generation_tokenizer import GenerationTokenizer
 from .generative import GenerativeModel
 from .llama_config import LlamaConfig
 from .panels import in_panels, matmul
+from .ragged import Ragged
 from .random_model import tiny
 from .registry import TextModel, load
 from .tokenizer import TextTokenizer
@@ -45,6 +46,7 @@ __all__ = [
     "LoadError",
     "ModelNotFound",
     "ModelsError",
+    "Ragged",
     "TensorMismatch",
     "TextModel",
     "TextTokenizer",

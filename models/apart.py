@@ -59,9 +59,7 @@ def joined(params: Mapping[str, Any], layers: int) -> tuple[dict[str, Any], Apar
     return {**params, "layers": here, **dict.fromkeys(tables, jnp.zeros((0, 0)))}, there | tables
 
 
-def product(
-    kernels: Kernels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
-) -> jax.Array:
+def product(kernels: Kernels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:

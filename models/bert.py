@@ -128,7 +128,8 @@ class Layer(nnx.Module):
         batch, length = joined_qkv.shape[:2]
         heads, size = self.config.num_heads, self.config.head_size
         if isinstance(reach, Ragged):
-            return self_attention.attend(joined_qkv[0], reach.texts, reach.starts, heads=heads)[None]
+            places = {"heads": heads, "longest": reach.longest}
+            return self_attention.attend(joined_qkv[0], reach.texts, reach.starts, **places)[None]
         # One transpose for all three, and the division after the product with v, where it is `length`
         # over `size` times smaller: together 1.04x at 8x16, 1.07x at 8x64, 1.3x at 4x256 tokens/s. The
         # scale on the queries and a mask that is added: 1.04x at 8x64, 1.08x at 2x256; XLA:CPU's library

@@ -193,7 +193,7 @@ def step(
         ids: int32 `(rows, chunk)`, real tokens first.
         page_table: int32 `(rows, max_pages)`; must name the pages of the chunk's positions too.
         context_lengths: int32 `(rows,)`: tokens of each row already in the pool.
-        chunk_lengths: int32 `(rows,)`: real tokens in `ids`; 0 for a padded row, which writes to the sink.
+        chunk_lengths: int32 `(rows,)`: real tokens in `ids`; 0 for a padded row, of which nothing is kept.
 
     Returns:
         Logits float32 `(rows, vocab)` after each row's last real token (finite and meaningless for a

@@ -57,9 +57,7 @@ class _Steps(NamedTuple):
     scale: jax.Array
 
 
-def product(
-    kernels: Offset, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
-) -> jax.Array:
+def product(kernels: Offset, layer: jax.Array, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:

@@ -14,6 +14,7 @@ is not.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -105,12 +106,14 @@ def in_panels(kernel: Any, dtype: Any = np.float32) -> Any:
     return _packed(matrix[None], native.tile().width, kind) if native.available() else matrix.astype(kind)
 
 
-def matmul(x: jax.Array, kernel: Any) -> jax.Array:
+def matmul(x: jax.Array, kernel: Any, live: jax.Array | None = None) -> jax.Array:
     """Activations times a matrix of `in_panels`.
 
     Args:
         x: `(..., in)`, of numbers.
         kernel: what `in_panels` gave.
+        live: int32 scalar, how many of all rows are needed, such as `Ragged.live`. Those behind them give
+            zeros, and cost nothing where `native` has a kernel. None for all.
 
     Returns:
         float32 `(..., out)`.
@@ -124,10 +127,13 @@ def matmul(x: jax.Array, kernel: Any) -> jax.Array:
             f"x must have {inside} features as the kernel has, got {x.shape}: check its last axis"
         )
     if isinstance(kernel, Panels):
-        return product(kernel, jnp.int32(0), x.astype(jnp.float32))
+        return product(kernel, jnp.int32(0), x.astype(jnp.float32), live)
     kinds: Any = {"precision": jax.lax.Precision.HIGHEST, "preferred_element_type": jnp.float32}
     y: jax.Array = jnp.matmul(x.astype(kernel.dtype), kernel, **kinds)
-    return y
+    if live is None:
+        return y
+    rows = jnp.arange(math.prod(x.shape[:-1]), dtype=jnp.int32).reshape(*x.shape[:-1], 1)
+    return jnp.where(rows < live, y, 0.0)
 
 
 def _inside(kernel: Any) -> int:
@@ -137,9 +143,7 @@ def _inside(kernel: Any) -> int:
     return int(features - kernel.padding)
 
 
-def product(
-    kernels: Panels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
-) -> jax.Array:
+def product(kernels: Panels, layer: jax.Array, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:

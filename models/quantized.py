@@ -61,9 +61,7 @@ class _Whole(NamedTuple):
     sums: jax.Array
 
 
-def product(
-    kernels: Quantized, layer: jax.Array, x: jax.Array, live: jax.Array | None = None
-) -> jax.Array:
+def product(kernels: Quantized, layer: jax.Array, x: jax.Array, live: jax.Array | None = None) -> jax.Array:
     """`x` times the kernel of a layer.
 
     Args:

@@ -23,7 +23,7 @@ class Ragged(NamedTuple):
         texts: int32 `(tokens,)`: the text of each token, of as many as the batch has places.
         starts: int32 `(batch + 1,)`: where each row begins, and where the last ends.
         order: int32 `(tokens,)`: the place in the batch that each came from; None if none was moved.
-        places: int32 `(batch, length)`: where each went; what it says of padding means nothing.
+        places: int32 `(batch, length)`: where each went; padding is at the last place.
     """
 
     texts: jax.Array
@@ -41,23 +41,31 @@ class Ragged(NamedTuple):
         if texts.shape[0] == 1:
             return cls(flat, jnp.stack([jnp.int32(0), up_to_last(real)]), None, None)
         inside = jnp.cumsum(real, axis=1, dtype=jnp.int32)
-        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(inside[:, -1], dtype=jnp.int32)])
-        places = starts[:-1, None] + inside - 1
+        ends = jnp.cumsum(jnp.sum(real, axis=1, dtype=jnp.int32), dtype=jnp.int32)
+        starts = jnp.concatenate([jnp.zeros(1, jnp.int32), ends])
         nowhere, numbers = flat.shape[0], jnp.arange(flat.shape[0], dtype=jnp.int32)
-        targets = jnp.where(real, places, nowhere).reshape(-1)
-        order = jnp.zeros_like(numbers).at[targets].set(numbers, mode="drop", unique_indices=True)
-        return cls(flat[order], starts, order, jnp.maximum(places, 0))
+        places = jnp.where(real, starts[:-1, None] + inside - 1, nowhere)
+        # Padding reads what stands last, which is padding too: a token of another row may not be finite.
+        padding = jnp.max(jnp.where(real.reshape(-1), 0, numbers), initial=0)
+        order = jnp.full_like(numbers, padding)
+        order = order.at[places.reshape(-1)].set(numbers, mode="drop", unique_indices=True)
+        return cls(flat[order], starts, order, jnp.minimum(places, nowhere - 1))
 
     @property
     def live(self) -> jax.Array:
         """How many tokens there are, int32 scalar."""
         return self.starts[-1]
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a row has at most."""
+        return self.texts.shape[0] if self.places is None else self.places.shape[1]
+
     def gathered(self, values: jax.Array) -> jax.Array:
-        """What belongs to places, `(batch, length)`, as `(1, tokens)`; behind the last some of it, again."""
-        flat = values.reshape(1, -1)
+        """What belongs to places, `(batch, length, ...)`, as `(1, tokens, ...)`, padding behind."""
+        flat = values.reshape(1, -1, *values.shape[2:])
         return flat if self.order is None else flat[:, self.order]
 
     def spread(self, vectors: jax.Array) -> jax.Array:
-        """The way back, `(1, tokens, size)` to `(batch, length, size)`; at padding some token's vector."""
+        """The way back, `(1, tokens, ...)` to `(batch, length, ...)`; at padding that of some padding."""
         return vectors if self.places is None else vectors[0][self.places]

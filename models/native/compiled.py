@@ -42,7 +42,7 @@ def register(target: str, entry: str, parts: list[str], *, passes: bool = True) 
         target: the name by which programs call it. It is in each program, so that another kernel needs
             another name.
         entry: the name of the function.
-        parts: of one module, in LLVM assembly.
+        parts: of one module, in LLVM assembly; functions that LLVM has on every machine need no declaration.
         passes: whether LLVM improves them first, which takes 0.1 s and leaves nothing to a plain loop.
 
     Raises:

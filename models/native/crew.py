@@ -4,10 +4,9 @@ The caller hires helpers; all claim units of work until there are none, and the 
 that helpers have begun. A helper that starts late finds nothing left, and the last to leave frees the job.
 """
 
-import ctypes
-import sys
 from collections.abc import Sequence
 
+from . import cores
 from .header import Header
 from .target import Tile
 
@@ -18,8 +17,6 @@ _COMMON = ("next", "done", "users", "units", "step", "function", "core")
 _TURNS = 1 << 12
 # Claims of each thread, were all as fast: small enough to end together, large enough to read on in order.
 _CLAIMS = 8
-# Bytes of a set of cores: the size that the C library's own has.
-_MASK = 128
 
 
 class Job:
@@ -35,9 +32,9 @@ class Job:
 
     def made(self, units: str, function: str, values: dict[str, str], *, job: str = "job") -> str:
         """A new job as `%JOB`; `values` are LLVM operands with their types, by name of the field."""
-        fixed = {"next": "i64 0", "done": "i64 0", "users": "i64 1", "units": f"i64 {units}", "core": "i64 -1"}
+        fixed = {"next": "i64 0", "done": "i64 0", "users": "i64 1", "units": f"i64 {units}"}
         lines = [f"  %{job} = call ptr @malloc(i64 {8 * len(self._all)})"]
-        for name, value in {**fixed, "function": f"ptr {function}", **values}.items():
+        for name, value in {**fixed, "core": "i64 -1", "function": f"ptr {function}", **values}.items():
             lines += [self._at(name, f"{job}.made", job), f"  store {value}, ptr %{job}.made.{name}"]
         return "\n".join(lines)
 
@@ -55,86 +52,14 @@ class Job:
 
 def source(header: Header, tile: Tile) -> str:
     """`@run(api, ctx, job, most)`: do a job with up to `most` threads, and let go of it."""
-    parts = [_DECLARED, tile.pause[1], _ASIDE if _placed() else _ANYWHERE, _WORK]
+    parts = [_DECLARED, tile.pause[1], cores.source(), _WORK]
     return "\n".join([*parts, _forget(header), _run(header, tile)])
-
-
-def _placed() -> bool:
-    """Whether a thread can tell its core and leave it."""
-    library = ctypes.CDLL(None)
-    names = ("sched_getcpu", "sched_getaffinity", "sched_setaffinity")
-    return sys.platform == "linux" and all(hasattr(library, name) for name in names)
 
 
 _DECLARED = """
 declare ptr @malloc(i64)
 declare void @free(ptr)
-declare i32 @sched_yield()
-declare i64 @llvm.smin.i64(i64, i64)
-declare i64 @llvm.smax.i64(i64, i64)"""
-
-_ANYWHERE = """
-define internal i64 @core() {
-  ret i64 -1
-}
-define internal void @aside(i64 %core) {
-  ret void
-}"""
-
-# Linux wakes a thread on the core of who woke it, or where it ran last, even while another core is idle, if
-# all of them were busy a while ago. It then takes turns with the caller until it is moved, after about 2 ms.
-_ASIDE = f"""
-declare i32 @sched_getcpu()
-declare i32 @sched_getaffinity(i32, i64, ptr)
-declare i32 @sched_setaffinity(i32, i64, ptr)
-define internal i64 @core() {{
-  %core = call i32 @sched_getcpu()
-  %wide = sext i32 %core to i64
-  ret i64 %wide
-}}
-; Leave a core to another thread, if one is there: by asking for any other core of those allowed.
-define internal void @aside(i64 %core) {{
-entry:
-  %mine = call i64 @core()
-  %same = icmp eq i64 %mine, %core
-  %known = icmp ult i64 %core, {8 * _MASK}
-  %go = and i1 %same, %known
-  br i1 %go, label %ask, label %stay
-ask:
-  %allowed = alloca [{_MASK} x i8], align 8
-  %others = alloca [{_MASK} x i8], align 8
-  %asked = call i32 @sched_getaffinity(i32 0, i64 {_MASK}, ptr %allowed)
-  %told = icmp eq i32 %asked, 0
-  br i1 %told, label %copy, label %stay
-copy:
-  %i = phi i64 [0, %ask], [%i1, %copy]
-  %any = phi i64 [0, %ask], [%any1, %copy]
-  %from = getelementptr i64, ptr %allowed, i64 %i
-  %to = getelementptr i64, ptr %others, i64 %i
-  %word = load i64, ptr %from
-  %first = mul i64 %i, 64
-  %place = sub i64 %core, %first
-  %in = icmp ult i64 %place, 64
-  %shift = select i1 %in, i64 %place, i64 0
-  %bit = shl i64 1, %shift
-  %not = xor i64 %bit, -1
-  %kept = and i64 %word, %not
-  %rest = select i1 %in, i64 %kept, i64 %word
-  store i64 %rest, ptr %to
-  %any1 = or i64 %any, %rest
-  %i1 = add i64 %i, 1
-  %more = icmp slt i64 %i1, {_MASK // 8}
-  br i1 %more, label %copy, label %copied
-copied:
-  %none = icmp eq i64 %any1, 0
-  br i1 %none, label %stay, label %move
-move:
-  %moved = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %others)
-  %back = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %allowed)
-  br label %stay
-stay:
-  ret void
-}}"""
+declare i32 @sched_yield()"""
 
 _WORK = """
 define internal void @work(ptr %job) {

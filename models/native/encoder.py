@@ -1,12 +1,12 @@
 """Attention of rows of texts to themselves, as LLVM assembly.
 
 Rows are of any length and lie one behind another. A unit is a head of a row. Its keys are laid out as columns
-once; then a few queries at a time meet the keys
-from the first to the last block of them that holds a text of theirs, so that texts which share a row cost
-what they would cost alone. Scores, weights and the mix of values of these queries stay in the cache.
+once; then a few queries at a time meet the keys from the first to the last block of them that holds a text of
+theirs, so that texts which share a row cost what they would cost alone. Scores, weights and the mix of values
+of these queries stay in the cache.
 """
 
-from . import frame, softmax, texts
+from . import columns, exponential, frame, softmax, texts, tiles, weights
 from .crew import Job
 from .header import Header
 from .target import Tile
@@ -19,82 +19,34 @@ _JOB = Job(("qkv", "texts", "starts", "c", "tokens", "longest", "heads", "size",
 def source(header: Header, tile: Tile) -> str:
     """`@attention` is what XLA calls.
 
-    Its operands are float32 `(tokens, 3 * heads * size)`, int32 `(tokens,)`, int32 `(rows + 1,)` and a float32
-    scale, its result is float32 `(tokens, heads, size)`.
+    Its operands are float32 `(tokens, 3 * heads * size)`, int32 `(tokens,)`, int32 `(rows + 1,)` and a
+    float32 scale, its result is float32 `(tokens, heads, size)`.
     """
-    parts = [_SPAN, _keys(tile), softmax.source(tile), texts.source(_block(tile)), _queries(tile), _unit(tile)]
-    return "\n".join([*parts, _handler(header, tile)])
+    product = tiles.Product(tile, tile.rows, _VECTORS)
+    parts = [tiles.source(product), exponential.source(tile), weights.source(tile), softmax.source(tile)]
+    parts += [_LENGTH, columns.source(tile, _block(tile)), texts.source(_block(tile)), _queries(tile)]
+    return "\n".join([*parts, _unit(tile), _handler(header, tile)])
 
 
 def _block(tile: Tile) -> int:
     return tile.lanes * _VECTORS
 
 
-_SPAN = """
-; Where a row begins, and how many tokens it has: none where its numbers make no sense.
-define internal i64 @start(ptr %starts, i64 %row, i64 %tokens) {
-  %at = getelementptr i32, ptr %starts, i64 %row
-  %given = load i32, ptr %at
-  %wide = sext i32 %given to i64
-  %up = call i64 @llvm.smax.i64(i64 %wide, i64 0)
-  %start = call i64 @llvm.smin.i64(i64 %up, i64 %tokens)
-  ret i64 %start
-}
+_LENGTH = """
+; Tokens of a row: none where its numbers make no sense.
 define internal i64 @length(ptr %starts, i64 %row, i64 %tokens) {
   %next = add i64 %row, 1
-  %from = call i64 @start(ptr %starts, i64 %row, i64 %tokens)
-  %to = call i64 @start(ptr %starts, i64 %next, i64 %tokens)
+  %from = call i64 @clipped(ptr %starts, i64 %row, i64 %tokens)
+  %to = call i64 @clipped(ptr %starts, i64 %next, i64 %tokens)
   %given = sub i64 %to, %from
   %length = call i64 @llvm.smax.i64(i64 %given, i64 0)
   ret i64 %length
 }"""
 
 
-def _keys(tile: Tile) -> str:
-    block = _block(tile)
-    return f"""
-define internal void @key(ptr %from, ptr %to, i64 %size) {{
-entry:
-  br label %loop
-loop:
-  %d = phi i64 [0, %entry], [%d1, %loop]
-  %f = getelementptr float, ptr %from, i64 %d
-  %v = load float, ptr %f, align 4
-  %place = mul i64 %d, {block}
-  %t = getelementptr float, ptr %to, i64 %place
-  store float %v, ptr %t, align 4
-  %d1 = add i64 %d, 1
-  %more = icmp slt i64 %d1, %size
-  br i1 %more, label %loop, label %end
-end:
-  ret void
-}}
-; The keys of a head, a block of columns after another; columns past the last keep what they held.
-define internal void @keys(ptr %from, i64 %stride, ptr %to, i64 %length, i64 %size) {{
-entry:
-  %whole = mul i64 %size, {block}
-  br label %loop
-loop:
-  %i = phi i64 [0, %entry], [%i1, %loop]
-  %skip = mul i64 %i, %stride
-  %f = getelementptr float, ptr %from, i64 %skip
-  %b = udiv i64 %i, {block}
-  %column = urem i64 %i, {block}
-  %first = mul i64 %b, %whole
-  %place = add i64 %first, %column
-  %t = getelementptr float, ptr %to, i64 %place
-  call void @key(ptr %f, ptr %t, i64 %size)
-  %i1 = add i64 %i, 1
-  %more = icmp slt i64 %i1, %length
-  br i1 %more, label %loop, label %end
-end:
-  ret void
-}}"""
-
-
 def _queries(tile: Tile) -> str:
-    """A few queries: scores in each block of keys, weights, and the mix of values, two vectors at a time."""
-    block, lanes = _block(tile), tile.lanes
+    """A few queries: scores in each block of keys, weights, and the mix of values."""
+    block = _block(tile)
     return f"""
 define internal void @queries(i64 %rows, ptr %q, ptr %keys, ptr %v, i64 %stride, ptr %c, i64 %ldc,
     ptr %scores, i64 %width, ptr %texts, ptr %own, i64 %from, i64 %to, i64 %length, i64 %size,
@@ -108,7 +60,8 @@ score:
   %skip = mul i64 %number, %whole
   %k = getelementptr float, ptr %keys, i64 %skip
   %s = getelementptr float, ptr %scores, i64 %b
-  call void @few{_VECTORS}(i64 %rows, ptr %q, i64 %stride, ptr %k, i64 {block}, ptr %s, i64 %width, i64 %size)
+  call void @multiply(i64 %rows, ptr %q, i64 %stride, ptr %k, i64 {block}, ptr %s, i64 %width, i64 %size,
+    i64 {block})
   %b1 = add i64 %b, {block}
   %b.more = icmp slt i64 %b1, %to
   br i1 %b.more, label %score, label %weights
@@ -133,33 +86,17 @@ values:
   %first = mul i64 %from, %stride
   %v.first = getelementptr float, ptr %v, i64 %first
   %w.first = getelementptr float, ptr %scores, i64 %from
-  br label %mix
-mix:
-  %d = phi i64 [0, %values], [%d1, %mixed]
-  %left = sub i64 %size, %d
-  %vd = getelementptr float, ptr %v.first, i64 %d
-  %cd = getelementptr float, ptr %c, i64 %d
-  %two = icmp sge i64 %left, {2 * lanes}
-  br i1 %two, label %both, label %single
-both:
-  call void @few2(i64 %rows, ptr %w.first, i64 %width, ptr %vd, i64 %stride, ptr %cd, i64 %ldc, i64 %count)
-  br label %mixed
-single:
-  call void @few1(i64 %rows, ptr %w.first, i64 %width, ptr %vd, i64 %stride, ptr %cd, i64 %ldc, i64 %count)
-  br label %mixed
-mixed:
-  %d1 = add i64 %d, {2 * lanes}
-  %d.more = icmp slt i64 %d1, %size
-  br i1 %d.more, label %mix, label %parts
-parts:
+  call void @multiply(i64 %rows, ptr %w.first, i64 %width, ptr %v.first, i64 %stride, ptr %c, i64 %ldc,
+    i64 %count, i64 %size)
   br label %part
 part:
-  %p = phi i64 [0, %parts], [%p1, %part]
+  %p = phi i64 [0, %values], [%p1, %part]
   %p.skip = mul i64 %p, %ldc
   %p.at = getelementptr float, ptr %c, i64 %p.skip
   %by.at = getelementptr float, ptr %totals, i64 %p
-  %by = load float, ptr %by.at
-  call void @divide(ptr %p.at, i64 %size, float %by)
+  %sum = load float, ptr %by.at
+  %by = fdiv float 1.0, %sum
+  call void @times(ptr %p.at, i64 %size, float %by)
   %p1 = add i64 %p, 1
   %p.more = icmp slt i64 %p1, %rows
   br i1 %p.more, label %part, label %end
@@ -172,7 +109,6 @@ end:
 def _unit(tile: Tile) -> str:
     block = _block(tile)
     return f"""
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
 define internal void @heads(ptr %job, i64 %unit.from, i64 %unit.to) {{
 entry:
 {_JOB.loaded(pointers=("qkv", "texts", "starts", "c"))}
@@ -209,7 +145,7 @@ some:
   %over = add i64 %length, {block - 1}
   %blocks = udiv i64 %over, {block}
   %padded = mul i64 %blocks, {block}
-  %row.tokens = call i64 @start(ptr %starts, i64 %row, i64 %tokens)
+  %row.tokens = call i64 @clipped(ptr %starts, i64 %row, i64 %tokens)
   %row.skip = mul i64 %row.tokens, %stride
   %head.skip = mul i64 %head, %size
   %skip = add i64 %row.skip, %head.skip
@@ -221,7 +157,7 @@ some:
   %out = getelementptr float, ptr %c, i64 %c.skip
   %own = getelementptr i32, ptr %texts, i64 %row.tokens
   call void @texts(ptr %own, ptr %held, i64 %length, i64 %padded)
-  call void @keys(ptr %k, i64 %stride, ptr %keys, i64 %length, i64 %size)
+  call void @columns(ptr %k, i64 %stride, ptr %keys, i64 %length, i64 %size)
   call void @reaches(ptr %held, i64 %padded, ptr %reaches)
   br label %few
 few:
@@ -265,13 +201,8 @@ def _handler(header: Header, tile: Tile) -> str:
   %rows = sub i64 %bounds, 1
   %width = mul i64 %heads, %size
   ; Tokens behind the last row are nobody's.
-  %live = call i64 @start(ptr %r.data, i64 %rows, i64 %tokens)
-  %behind = sub i64 %tokens, %live
-  %filled = mul i64 %live, %width
-  %unfilled = mul i64 %behind, %width
-  %zeros.at = getelementptr float, ptr %c.data, i64 %filled
-  %bytes = mul i64 %unfilled, 4
-  call void @llvm.memset.p0.i64(ptr %zeros.at, i8 0, i64 %bytes, i1 false)
+  %live = call i64 @clipped(ptr %r.data, i64 %rows, i64 %tokens)
+  call void @cleared(ptr %c.data, i64 %live, i64 %tokens, i64 %width)
   br label %look
 look:
   %row = phi i64 [0, %run], [%row1, %add]

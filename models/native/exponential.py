@@ -4,9 +4,8 @@ After the Cephes library's `expf` (Moshier 1989): `exp(x) = 2**n * exp(r)` with 
 `x / ln 2` and a polynomial for `r`, whose relative error is below 2e-7.
 """
 
-import struct
-
 from .target import Tile
+from .vectors import fma, splat, vector
 
 _LOG2E = 1.44269504088896341
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
@@ -17,56 +16,38 @@ _POLYNOMIAL = (
 _LEAST = -87.0
 
 
-def number(value: float) -> str:
-    """A float32 as LLVM writes it: the bits of the double of the same value."""
-    single = struct.unpack("f", struct.pack("f", value))[0]
-    return f"0x{struct.unpack('Q', struct.pack('d', single))[0]:016X}"
-
-
-def splat(tile: Tile, value: float) -> str:
-    """A vector constant of one value."""
-    return f"<{', '.join([f'float {number(value)}'] * tile.lanes)}>"
-
-
 def source(tile: Tile) -> str:
     """`@exponential(x)`: of a vector of numbers of at most 88; exactly 0 below -87."""
-    lanes, vector = tile.lanes, f"<{tile.lanes} x float>"
-    whole = f"<{lanes} x i32>"
+    lanes, floats, whole = tile.lanes, vector(tile), vector(tile, "i32")
 
     def every(value: int) -> str:
         return f"<{', '.join([f'i32 {value}'] * lanes)}>"
 
     steps = []
     for place, factor in enumerate(_POLYNOMIAL[1:]):
-        steps.append(_fma(tile, f"p{place + 1}", f"%p{place}", "%r", splat(tile, factor)))
+        steps.append(fma(tile, f"p{place + 1}", f"%p{place}", "%r", splat(tile, factor)))
     last = len(_POLYNOMIAL) - 1
     return "\n".join([
-        f"declare {vector} @llvm.rint.v{lanes}f32({vector})",
-        f"define internal {vector} @exponential({vector} %x) alwaysinline {{",
-        f"  %tiny = fcmp olt {vector} %x, {splat(tile, _LEAST)}",
-        f"  %held = select <{lanes} x i1> %tiny, {vector} {splat(tile, _LEAST)}, {vector} %x",
-        f"  %scaled = fmul {vector} %held, {splat(tile, _LOG2E)}",
-        f"  %n = call {vector} @llvm.rint.v{lanes}f32({vector} %scaled)",
-        _fma(tile, "r.high", "%n", splat(tile, -_LN2_HIGH), "%held"),
-        _fma(tile, "r", "%n", splat(tile, -_LN2_LOW), "%r.high"),
-        f"  %p0 = fadd {vector} {splat(tile, _POLYNOMIAL[0])}, zeroinitializer",
+        f"define internal {floats} @exponential({floats} %x) alwaysinline {{",
+        f"  %tiny = fcmp olt {floats} %x, {splat(tile, _LEAST)}",
+        f"  %held = select <{lanes} x i1> %tiny, {floats} {splat(tile, _LEAST)}, {floats} %x",
+        f"  %scaled = fmul {floats} %held, {splat(tile, _LOG2E)}",
+        f"  %n = call {floats} @llvm.rint.v{lanes}f32({floats} %scaled)",
+        fma(tile, "r.high", "%n", splat(tile, -_LN2_HIGH), "%held"),
+        fma(tile, "r", "%n", splat(tile, -_LN2_LOW), "%r.high"),
+        f"  %p0 = fadd {floats} {splat(tile, _POLYNOMIAL[0])}, zeroinitializer",
         *steps,
-        f"  %square = fmul {vector} %r, %r",
-        f"  %one = fadd {vector} %r, {splat(tile, 1.0)}",
-        _fma(tile, "e", f"%p{last}", "%square", "%one"),
+        f"  %square = fmul {floats} %r, %r",
+        f"  %one = fadd {floats} %r, {splat(tile, 1.0)}",
+        fma(tile, "e", f"%p{last}", "%square", "%one"),
         # What is not a number stays so whatever it is multiplied by, and has no integer.
-        f"  %whole.any = fptosi {vector} %n to {whole}",
+        f"  %whole.any = fptosi {floats} %n to {whole}",
         f"  %whole = freeze {whole} %whole.any",
         f"  %biased = add {whole} %whole, {every(127)}",
         f"  %bits = shl {whole} %biased, {every(23)}",
-        f"  %power = bitcast {whole} %bits to {vector}",
-        f"  %made = fmul {vector} %e, %power",
-        f"  %given = select <{lanes} x i1> %tiny, {vector} zeroinitializer, {vector} %made",
-        f"  ret {vector} %given",
+        f"  %power = bitcast {whole} %bits to {floats}",
+        f"  %made = fmul {floats} %e, %power",
+        f"  %given = select <{lanes} x i1> %tiny, {floats} zeroinitializer, {floats} %made",
+        f"  ret {floats} %given",
         "}",
     ])  # fmt: skip
-
-
-def _fma(tile: Tile, name: str, a: str, b: str, c: str) -> str:
-    vector = f"<{tile.lanes} x float>"
-    return f"  %{name} = call {vector} @llvm.fma.v{tile.lanes}f32({vector} {a}, {vector} {b}, {vector} {c})"

@@ -4,6 +4,27 @@ from collections.abc import Sequence
 
 from .header import Header
 
+_SHARED = """
+; An int32 as a number from 0 to the highest allowed.
+define internal i64 @clipped(ptr %numbers, i64 %place, i64 %most) alwaysinline {
+  %at = getelementptr i32, ptr %numbers, i64 %place
+  %given = load i32, ptr %at
+  %wide = sext i32 %given to i64
+  %up = call i64 @llvm.smax.i64(i64 %wide, i64 0)
+  %clipped = call i64 @llvm.smin.i64(i64 %up, i64 %most)
+  ret i64 %clipped
+}
+; Zeros in the rows behind the live ones.
+define internal void @cleared(ptr %c, i64 %live, i64 %rows, i64 %width) alwaysinline {
+  %behind = sub i64 %rows, %live
+  %filled = mul i64 %live, %width
+  %unfilled = mul i64 %behind, %width
+  %at = getelementptr float, ptr %c, i64 %filled
+  %bytes = mul i64 %unfilled, 4
+  call void @llvm.memset.p0.i64(ptr %at, i8 0, i64 %bytes, i1 false)
+  ret void
+}"""
+
 
 def handler(header: Header, name: str, operands: Sequence[str], body: str) -> str:
     """A handler of XLA's foreign-function interface.
@@ -13,7 +34,8 @@ def handler(header: Header, name: str, operands: Sequence[str], body: str) -> st
         name: of the function.
         operands: names of the arguments and, last, of the only result. `%NAME.data` is where its numbers lie,
             `%NAME.dims` where its sizes do, each an i64.
-        body: what follows, with `%api` and `%ctx`; ends with a return of a null pointer.
+        body: what follows, with `%api` and `%ctx`; ends with a return of a null pointer. A module has one
+            handler, and all its functions may call `@clipped` and `@cleared`.
     """
     at = header.at
     arguments = [_load(one, "ptr", "%args", 8 * place) for place, one in enumerate(operands[:-1])]
@@ -25,6 +47,7 @@ def handler(header: Header, name: str, operands: Sequence[str], body: str) -> st
     # XLA asks for the version once, when the handler is registered.
     version = at("Metadata.api_version")
     lines = [
+        _SHARED,
         f"define ptr @{name}(ptr %frame) {{",
         "entry:",
         _load("ext", "ptr", "%frame", at("CallFrame.extension_start")),

@@ -9,11 +9,12 @@ depends on no other, to the bit.
 
 from collections.abc import Iterator
 
-from . import frame, scaled
+from . import frame, scaled, tiles
 from .crew import Job
 from .element import Element
 from .header import Header
 from .target import Tile
+from .vectors import spread
 
 # Rows that meet a panel before its next reader may take over; a unit is then about 40 us of a core.
 _ROWS = 64
@@ -25,15 +26,15 @@ _JOB = ("a", "w", "c", "rows", "out", "in", "parts")
 
 
 def source(header: Header, tile: Tile, element: Element) -> str:
-    """`@product` is what XLA calls, for `(rows, in)` of that kind, panels, a layer's number, and how many rows
-    are multiplied: those behind them give zeros.
+    """`@product` is what XLA calls, for `(rows, in)` of that kind, panels, a layer's number, and how many
+    rows are multiplied: those behind them give zeros.
 
     Two numbers in bfloat16, or four in int8, stand where one in float32 does, so that all but the multiplying
     is the same.
     """
     return "\n".join(
         [
-            *_declarations(tile, element),
+            element.declared(tile),
             *_tiles(tile, element),
             _unit(tile, element),
             _handler(header, tile, element),
@@ -50,26 +51,10 @@ def _job(element: Element) -> Job:
     return Job(_JOB + (scaled.OPERANDS if element.scaled else ()))
 
 
-def _declarations(tile: Tile, element: Element) -> list[str]:
-    return [
-        element.declared(tile),
-        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",
-        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
-    ]
-
-
 def _tiles(tile: Tile, element: Element) -> Iterator[str]:
     yield from (_tile(tile, element, rows) for rows in range(1, tile.rows + 1))
     given = f"ptr %a, ptr %b, ptr %c, i64 %ldc, i64 %in{_further(element)}"
-    cases = " ".join(f"i64 {rows}, label %rows{rows}" for rows in range(1, tile.rows))
-    calls = "\n".join(
-        f"rows{rows}:\n  call void @tile{rows}({given})\n  ret void" for rows in range(1, tile.rows + 1)
-    )
-    yield f"""
-define internal void @tiles(i64 %rows, {given}) {{
-  switch i64 %rows, label %rows{tile.rows} [{cases}]
-{calls}
-}}"""
+    yield tiles.choice("tiles", tile.rows, "tile", given)
 
 
 def _tile(tile: Tile, element: Element, rows: int) -> str:
@@ -113,7 +98,7 @@ def _stored(tile: Tile, element: Element, cells: list[tuple[int, int]]) -> Itera
 
 def _step(tile: Tile, element: Element, rows: int) -> Iterator[str]:
     """Four bytes of each row of `a` times a row of the panel, added to the sums `%s` as `%n`."""
-    lanes, vector = tile.lanes, f"<{tile.lanes} x {element.total}>"
+    vector = f"<{tile.lanes} x {element.total}>"
     weights = []
     for j in range(tile.vectors):
         yield f"  %p{j} = getelementptr {vector}, ptr %row, i64 {j}"
@@ -124,8 +109,7 @@ def _step(tile: Tile, element: Element, rows: int) -> Iterator[str]:
     for i in range(rows):
         yield f"  %x{i} = getelementptr float, ptr %a{i}, i64 %k"
         yield f"  %f{i} = load {element.total}, ptr %x{i}, align 4"
-        yield f"  %i{i} = insertelement {vector} poison, {element.total} %f{i}, i64 0"
-        yield f"  %v{i} = shufflevector {vector} %i{i}, {vector} poison, <{lanes} x i32> zeroinitializer"
+        yield spread(tile, f"v{i}", f"%f{i}", element.total)
         lines, parts = element.parts(tile, f"v{i}")
         yield from lines
         names = ["s", *(f"m{place}_" for place in range(1, len(parts))), "n"]
@@ -224,26 +208,15 @@ def _handler(header: Header, tile: Tile, element: Element) -> str:
 {frame.size("in", "w", 2)}
 {frame.size("layers", "w", 0)}
 {frame.size("panels", "w", 1)}
-  %number = load i32, ptr %n.data
-  %number.wide = sext i32 %number to i64
-  %number.up = call i64 @llvm.smax.i64(i64 %number.wide, i64 0)
   %final = sub i64 %layers, 1
-  %layer = call i64 @llvm.smin.i64(i64 %number.up, i64 %final)
+  %layer = call i64 @clipped(ptr %n.data, i64 0, i64 %final)
   %panel = mul i64 %in, {tile.width}
   %whole = mul i64 %panel, %panels
   %skip = mul i64 %whole, %layer
   %layer.w = getelementptr float, ptr %w.data, i64 %skip
 {scaled.of_layer(tile) if element.scaled else ""}
-  %live.number = load i32, ptr %live.data
-  %live.wide = sext i32 %live.number to i64
-  %live.up = call i64 @llvm.smax.i64(i64 %live.wide, i64 0)
-  %rows = call i64 @llvm.smin.i64(i64 %live.up, i64 %rows.all)
-  %behind = sub i64 %rows.all, %rows
-  %filled = mul i64 %rows, %out
-  %unfilled = mul i64 %behind, %out
-  %zeros.at = getelementptr float, ptr %c.data, i64 %filled
-  %bytes = mul i64 %unfilled, 4
-  call void @llvm.memset.p0.i64(ptr %zeros.at, i8 0, i64 %bytes, i1 false)
+  %rows = call i64 @clipped(ptr %live.data, i64 0, i64 %rows.all)
+  call void @cleared(ptr %c.data, i64 %rows, i64 %rows.all, i64 %out)
   %rows.up = add i64 %rows, {_ROWS - 1}
   %parts = udiv i64 %rows.up, {_ROWS}
   %units = mul i64 %parts, %panels

@@ -1,8 +1,8 @@
 """What all spans of a row give together, as LLVM assembly."""
 
 from .pool_spans import JOB, POINTERS
-from .sums import spread, vector
 from .target import Tile
+from .vectors import spread, vector
 
 
 def source(tile: Tile) -> str:

@@ -4,11 +4,9 @@ It is a record for each query: the mix of values, `head` floats, then the highes
 weights, and room to the next whole vector.
 """
 
-from . import sums
 from .crew import Job
-from .exponential import number, splat
-from .sums import spread, vector
 from .target import Tile
+from .vectors import number, splat, spread, vector
 
 # Queries of a unit of work: few enough that what a page gives them stays in the nearest cache.
 PART = 48
@@ -23,6 +21,11 @@ def source(tile: Tile, kind: str) -> str:
     return "\n".join([_soften(tile), _page(tile), _table(), _spans(tile, kind)])
 
 
+def rows(tile: Tile) -> int:
+    """Queries that meet a page together: 16 of 32 registers hold their sums, or 12 of 16."""
+    return 3 if tile.lanes == 8 else 4
+
+
 def _soften(tile: Tile) -> str:
     """Scores of a page to weights, in place: those of `held` positions, and 0 behind them."""
     lanes, floats = tile.lanes, vector(tile)
@@ -33,14 +36,12 @@ entry:
   %at.highest = getelementptr float, ptr %record, i64 %head
   %at.total = getelementptr float, ptr %at.highest, i64 1
   %before = load float, ptr %at.highest
-  %held.0 = insertelement <{lanes} x i64> poison, i64 %held, i64 0
-  %held.all = shufflevector <{lanes} x i64> %held.0, <{lanes} x i64> poison, <{lanes} x i32> zeroinitializer
+{spread(tile, "held.all", "%held", "i64")}
   br label %mask
 mask:
   %c = phi i64 [0, %entry], [%c1, %mask]
   %most = phi {floats} [{splat(tile, float("-inf"))}, %entry], [%most1, %mask]
-  %c.0 = insertelement <{lanes} x i64> poison, i64 %c, i64 0
-  %c.all = shufflevector <{lanes} x i64> %c.0, <{lanes} x i64> poison, <{lanes} x i32> zeroinitializer
+{spread(tile, "c.all", "%c", "i64")}
   %place = add <{lanes} x i64> %c.all, <{places}>
   %real = icmp slt <{lanes} x i64> %place, %held.all
   %at = getelementptr float, ptr %s, i64 %c
@@ -53,7 +54,8 @@ mask:
   %c.more = icmp slt i64 %c1, %columns
   br i1 %c.more, label %mask, label %topped
 topped:
-  %page = call float @highest({floats} %most1)
+  ; Comparing has left out what is no number.
+  %page = call nnan float @llvm.vector.reduce.fmax.v{lanes}f32({floats} %most1)
   %now = call float @higher(float %page, float %before)
   store float %now, ptr %at.highest
   ; Scores that are all -inf weigh 0, and -inf less -inf is no number.
@@ -61,38 +63,12 @@ topped:
   %top = select i1 %far, float 0.0, float %now
   %drop = fsub float %before, %top
   %shrink = call float @exp1(float %drop)
-{spread(tile, "now.all", "%top")}
-{spread(tile, "shrink.all", "%shrink")}
-  br label %weigh
-weigh:
-  %w = phi i64 [0, %topped], [%w1, %weigh]
-  %sum = phi {floats} [zeroinitializer, %topped], [%sum1, %weigh]
-  %at.w = getelementptr float, ptr %s, i64 %w
-  %kept = load {floats}, ptr %at.w, align 4
-  %below = fsub {floats} %kept, %now.all
-  %weight = call {floats} @exponential({floats} %below)
-  store {floats} %weight, ptr %at.w, align 4
-  %sum1 = fadd {floats} %sum, %weight
-  %w1 = add i64 %w, {lanes}
-  %w.more = icmp slt i64 %w1, %columns
-  br i1 %w.more, label %weigh, label %summed
-summed:
-  %added = call float @sum({floats} %sum1)
+  %added = call float @weigh(ptr %s, i64 0, i64 %columns, float %top)
   %total = load float, ptr %at.total
   %less = fmul float %total, %shrink
   %total1 = fadd float %less, %added
   store float %total1, ptr %at.total
-  br label %scale
-scale:
-  %d = phi i64 [0, %summed], [%d1, %scale]
-  %at.d = getelementptr float, ptr %record, i64 %d
-  %mixed = load {floats}, ptr %at.d, align 4
-  %mixed1 = fmul {floats} %mixed, %shrink.all
-  store {floats} %mixed1, ptr %at.d, align 4
-  %d1 = add i64 %d, {lanes}
-  %d.more = icmp slt i64 %d1, %head
-  br i1 %d.more, label %scale, label %end
-end:
+  call void @times(ptr %record, i64 %head, float %shrink)
   ret void
 }}"""
 
@@ -131,31 +107,22 @@ mix:
   call void @multiply(i64 %count, ptr %s, i64 %size, ptr %v, i64 %head, ptr %r, i64 %record, i64 %held,
                       i64 %head, i64 %to.next)
   ret void
-}}
-declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)"""
+}}"""
 
 
 def _table() -> str:
     """Tokens of a row, clipped to what its table names, and where a kv head of a page is in the pool."""
     return """
 define internal i64 @length(ptr %lengths, i64 %row, i64 %width, i64 %size) {
-  %at = getelementptr i32, ptr %lengths, i64 %row
-  %said = load i32, ptr %at
-  %said.wide = sext i32 %said to i64
   %room = mul i64 %width, %size
-  %some = call i64 @llvm.smax.i64(i64 %said.wide, i64 0)
-  %length = call i64 @llvm.smin.i64(i64 %some, i64 %room)
+  %length = call i64 @clipped(ptr %lengths, i64 %row, i64 %room)
   ret i64 %length
 }
 define internal i64 @box(ptr %table, i64 %skip, i64 %place, i64 %size, i64 %pages, i64 %kv, i64 %one) {
   %row = udiv i64 %place, %size
   %entry = add i64 %skip, %row
-  %at = getelementptr i32, ptr %table, i64 %entry
-  %named = load i32, ptr %at
-  %named.wide = sext i32 %named to i64
-  %named.up = call i64 @llvm.smax.i64(i64 %named.wide, i64 0)
   %final = sub i64 %pages, 1
-  %number = call i64 @llvm.smin.i64(i64 %named.up, i64 %final)
+  %number = call i64 @clipped(ptr %table, i64 %entry, i64 %final)
   %before = mul i64 %number, %kv
   %box = add i64 %before, %one
   ret i64 %box
@@ -164,7 +131,7 @@ define internal i64 @box(ptr %table, i64 %skip, i64 %place, i64 %size, i64 %page
 
 def _spans(tile: Tile, kind: str) -> str:
     """Units of a row, a kv head, a span and a part of the queries, of which the last vary first."""
-    most = sums.rows(tile)
+    most = rows(tile)
     return f"""
 define internal void @spans(ptr %job, i64 %from, i64 %to) {{
 entry:

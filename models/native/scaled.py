@@ -8,6 +8,7 @@ before it stores the sums: as passes of XLA's over the product it is a quarter o
 from collections.abc import Iterator
 
 from .target import Tile
+from .vectors import spread, vector
 
 _OF_ROWS = ("zeros", "steps")
 _OF_COLUMNS = ("sums", "scales")
@@ -42,21 +43,16 @@ def fields() -> dict[str, str]:
 
 def ended(tile: Tile, rows: int) -> Iterator[str]:
     """From the sums `%n` of a tile the numbers `%y`."""
-    whole, floats = f"<{tile.lanes} x i32>", f"<{tile.lanes} x float>"
+    whole, floats = vector(tile, "i32"), vector(tile)
     for j in range(tile.vectors):
         for name, kind in zip(_OF_COLUMNS, (whole, floats), strict=True):
             yield f"  %{name}.at{j} = getelementptr {kind}, ptr %{name}, i64 {j}"
             yield f"  %{name}{j} = load {kind}, ptr %{name}.at{j}, align 4"
     for i in range(rows):
         for name, kind in zip(_OF_ROWS, ("i32", "float"), strict=True):
-            vector = f"<{tile.lanes} x {kind}>"
             yield f"  %{name}.at{i} = getelementptr {kind}, ptr %{name}, i64 {i}"
             yield f"  %{name}.one{i} = load {kind}, ptr %{name}.at{i}, align 4"
-            yield f"  %{name}.low{i} = insertelement {vector} poison, {kind} %{name}.one{i}, i64 0"
-            yield (
-                f"  %{name}{i} = shufflevector {vector} %{name}.low{i}, {vector} poison, "
-                f"<{tile.lanes} x i32> zeroinitializer"
-            )
+            yield spread(tile, f"{name}{i}", f"%{name}.one{i}", kind)
         for j in range(tile.vectors):
             cell = f"{i}_{j}"
             yield f"  %off{cell} = mul {whole} %zeros{i}, %sums{j}"

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..errors import InputError
-from . import compiled, crew, encoder, exponential, header, tiles
+from . import compiled, crew, encoder, header
 from .target import tile
 
 _TARGET = "servax_rows_attention_v2"
@@ -36,8 +36,7 @@ def _available() -> bool:
 
 def _tried() -> bool:
     shape, layout = tile(), header.read()
-    sources = (crew.source(layout, shape), tiles.source(shape), exponential.source(shape))
-    compiled.register(_TARGET, "attention", [*sources, encoder.source(layout, shape)])
+    compiled.register(_TARGET, "attention", [crew.source(layout, shape), encoder.source(layout, shape)])
     size, lengths = shape.lanes, (3 * shape.rows + 1, 5)
     rng, tokens = np.random.default_rng(0), sum(lengths)
     qkv = rng.normal(size=(tokens + 2, 6 * size)).astype(np.float32)
@@ -47,7 +46,9 @@ def _tried() -> bool:
     return bool(np.allclose(got, _wanted(qkv, texts, starts), rtol=1e-5, atol=1e-5))
 
 
-def attend(qkv: jax.Array, texts: jax.Array, starts: jax.Array, *, heads: int) -> jax.Array:
+def attend(
+    qkv: jax.Array, texts: jax.Array, starts: jax.Array, *, heads: int, longest: int | None = None
+) -> jax.Array:
     """Attention of each token to those of its text, in rows that lie one behind another.
 
     Args:
@@ -56,6 +57,7 @@ def attend(qkv: jax.Array, texts: jax.Array, starts: jax.Array, *, heads: int) -
             one another, wherever they stand in it.
         starts: int32 `(rows + 1,)`, rising from 0: where each row begins, and where the last ends.
         heads: how many there are.
+        longest: tokens that a row has at most, for the memory of derivatives; None for all.
 
     Returns:
         float32 `(tokens, heads * size)`; zeros behind the last row, which cost nothing.
@@ -64,15 +66,17 @@ def attend(qkv: jax.Array, texts: jax.Array, starts: jax.Array, *, heads: int) -
         InputError: there are not as many features, or texts.
     """
     qkv, texts, starts = qkv.astype(jnp.float32), texts.astype(jnp.int32), starts.astype(jnp.int32)
-    tokens, width = qkv.shape
-    sized = texts.shape == (tokens,) and starts.ndim == 1 and starts.shape[0] > 0
+    width = qkv.shape[1] if qkv.ndim == 2 else 0
+    sized = texts.shape == qkv.shape[:1] and starts.ndim == 1 and starts.shape[0] > 0
     if heads < 1 or not width or width % (3 * heads * tile().lanes) or not sized:
         raise InputError(
             f"qkv must be (tokens, 3 * heads * size), sizes multiples of {tile().lanes}, texts (tokens,) and "
-            f"starts (rows + 1,), got {qkv.shape}, {heads} heads, {texts.shape} and {starts.shape}: ask `fits` "
-            "first"
+            f"starts (rows + 1,), got {qkv.shape}, {heads} heads, {texts.shape} and {starts.shape}: ask "
+            "`fits` first"
         )
-    call = compiled.with_reference(functools.partial(_call, heads), functools.partial(_reference, heads))
+    longest = qkv.shape[0] if longest is None else longest
+    reference = functools.partial(_reference, heads, longest)
+    call = compiled.with_reference(functools.partial(_call, heads), reference)
     y: jax.Array = call(qkv, texts, starts)
     return y
 
@@ -97,14 +101,17 @@ def _wanted(qkv: Array, texts: Array, starts: Array) -> Array:
     return np.concatenate([mixed.reshape(live, -1), np.zeros((tokens - live, qkv.shape[1] // 3))])
 
 
-def _reference(heads: int, qkv: jax.Array, texts: jax.Array, starts: jax.Array) -> jax.Array:
+def _reference(heads: int, longest: int, qkv: jax.Array, texts: jax.Array, starts: jax.Array) -> jax.Array:
+    """In rows of one length: scores of all tokens with all others would take far more memory."""
     tokens, width = qkv.shape
-    q, k, v = jnp.moveaxis(qkv.reshape(tokens, 3, heads, width // (3 * heads)), 1, 0)
+    places = starts[:-1, None] + jnp.arange(longest, dtype=jnp.int32)[None]
+    inside = places < starts[1:, None]
+    held = jnp.minimum(places, tokens - 1)
+    q, k, v = jnp.moveaxis(qkv[held].reshape(*held.shape, 3, heads, width // (3 * heads)), 2, 0)
     precision = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("qhd,khd->hqk", q, k, precision=precision) * (1.0 / math.sqrt(q.shape[-1]))
-    places = jnp.arange(tokens)
-    rows = jnp.searchsorted(starts, places, side="right")
-    own = (texts[:, None] == texts[None]) & (rows[:, None] == rows[None])
-    weights = jax.nn.softmax(jnp.where(own, scores, _MASKED), axis=-1)
-    y: jax.Array = jnp.einsum("hqk,khd->qhd", weights, v, precision=precision)
-    return jnp.where(places[:, None] < starts[-1], y.reshape(tokens, -1), 0.0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) * (1.0 / math.sqrt(q.shape[-1]))
+    own = (texts[held][:, :, None] == texts[held][:, None]) & inside[:, None]
+    weights = jax.nn.softmax(jnp.where(own[:, None], scores, _MASKED), axis=-1)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v, precision=precision).reshape(*held.shape, -1)
+    y: jax.Array = jnp.zeros((tokens, width // 3), jnp.float32)
+    return y.at[jnp.where(inside, places, tokens)].set(mixed, mode="drop")

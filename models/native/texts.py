@@ -98,9 +98,4 @@ end:
   store i64 %first1, ptr %from
   store i64 %last1, ptr %to
   ret void
-}}
-declare i32 @llvm.vector.reduce.smin.v{block}i32({wide})
-declare i32 @llvm.vector.reduce.smax.v{block}i32({wide})
-declare i32 @llvm.smin.i32(i32, i32)
-declare i32 @llvm.smax.i32(i32, i32)
-"""
+}}"""

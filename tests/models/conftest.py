@@ -52,7 +52,7 @@ def small_config():
     return dict(SMALL)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def random_tensors():
     """Tensors of a Hugging Face BERT, named as its files name them."""
 
@@ -115,7 +115,7 @@ def small_tokenizer():
     return tokenizer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def reference():
     return embed_reference
 

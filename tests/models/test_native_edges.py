@@ -67,21 +67,28 @@ def test_products_whose_sizes_differ_are_refused():
 
 def test_rows_of_texts_of_other_types_and_sizes():
     lanes = native.tile().lanes
-    qkv, texts = drawn(2, 21, 3 * lanes), np.ones((2, 21), np.int32)
-    want = self_attention.attend(qkv.astype(np.float16).astype(np.float32), texts, heads=1)
-    got = self_attention.attend(qkv.astype(np.float16), texts.astype(np.int8), heads=1)
-    np.testing.assert_array_equal(got, want)
-    assert self_attention.attend(qkv[:0], texts[:0], heads=1).shape == (0, 21, lanes)
-    assert self_attention.attend(qkv[:, :0], texts[:, :0], heads=1).shape == (2, 0, lanes)
+    qkv, texts, starts = drawn(42, 3 * lanes), np.ones(42, np.int32), np.int32([0, 21, 42])
+    want = self_attention.attend(qkv.astype(np.float16).astype(np.float32), texts, starts, heads=1)
+    brief = qkv.astype(np.float16), texts.astype(np.int8), starts.astype(np.int16)
+    np.testing.assert_array_equal(self_attention.attend(*brief, heads=1), want)
+    for none in ([0], [0, 0], [0, 0, 0], [0, 5]):
+        empty = self_attention.attend(qkv[:0], texts[:0], np.int32(none), heads=1)
+        assert empty.shape == (0, lanes)
+    assert not self_attention.attend(qkv, texts, np.int32([0]), heads=1).any()
     assert not self_attention.fits(0)
-    for some, few, heads in (
-        (qkv, texts[:1], 1),
-        (qkv, texts, 2),
-        (qkv[..., :-3], texts, 1),
-        (qkv, texts, 0),
+    for some, few, bounds, heads in (
+        (qkv, texts[:1], starts, 1),
+        (qkv, texts, starts, 2),
+        (qkv[..., :-3], texts, starts, 1),
+        (qkv, texts, starts, 0),
+        (qkv.reshape(2, 21, -1), texts.reshape(2, 21), starts, 1),
+        (qkv[0], texts, starts, 1),
+        (qkv, texts, starts[None], 1),
+        (qkv, texts, starts[:0], 1),
+        (qkv, texts, np.int32(42), 1),
     ):
         with pytest.raises(InputError, match="qkv must be"):
-            self_attention.attend(some, few, heads=heads)
+            self_attention.attend(some, few, bounds, heads=heads)
 
 
 def test_rows_whose_table_names_no_page_keep_their_own_sums():
@@ -125,10 +132,10 @@ def test_calls_at_once_change_no_bit():
     """Helpers of one call may still be on their way when the next ones begin."""
     width, lanes = native.tile().width, native.tile().lanes
     product = jax.jit(lambda x, panels: native.product(x, panels, jnp.int32(0), features=5 * width - 7))
-    rows = jax.jit(lambda qkv, texts: self_attention.attend(qkv, texts, heads=2))
+    rows = jax.jit(lambda *operands: self_attention.attend(*operands, heads=2))
     work = [
         (product, (drawn(130, 200), drawn(1, 5, 200, width))),
-        (rows, (drawn(3, 100, 6 * lanes), np.repeat(np.int32([[1, 2]]), 50, axis=1).repeat(3, 0))),
+        (rows, (drawn(300, 6 * lanes), np.repeat(np.int32([1, 2] * 3), 50), np.int32([0, 120, 150, 290]))),
         (jax.jit(paged_attention.attend), tuple(pool(queries=60, width=8, lengths=(500, 301)))),
     ]
     wanted = [np.asarray(call(*args)) for call, args in work]
