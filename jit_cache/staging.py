@@ -4,12 +4,39 @@ Steady state allocates nothing: a set is made when its program becomes ready and
 """
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ..bucketing import Bucket, fill_lengths, fill_mask, pad_rows
 from .outputs import Outputs
 from .signature import Signature
+
+
+class Sample(NamedTuple):
+    """An item of a batch.
+
+    Attributes:
+        item: arrays by input name.
+        sizes: its sizes, in the order of the signature's axes.
+    """
+
+    item: Mapping[str, np.ndarray]
+    sizes: tuple[int, ...]
+
+
+def full_batch(signature: Signature, bucket: Bucket) -> list[Sample]:
+    """Items that fill a bucket to its last place, for timing it.
+
+    They hold what stands on padding, but ones where integers are 0 there, which may be a mask. A batch of
+    padding only is no measure: a program may leave out what is padded.
+    """
+    sizes = dict(zip(bucket.axes, bucket.sizes, strict=True))
+    item = {}
+    for one in signature.inputs:
+        value = 1 if one.dtype.kind in "biu" and not one.pad else one.pad
+        item[one.name] = np.full(signature.shape_of(one, sizes)[1:], value, one.dtype)
+    return [Sample(item, bucket.item_sizes)] * bucket.rows
 
 
 class Staging:

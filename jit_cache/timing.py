@@ -10,7 +10,7 @@ import numpy as np
 
 from .program import Program
 from .servable import Servable
-from .staging import Staging
+from .staging import Staging, full_batch
 
 _LEAST_S = 0.2
 _SIZE = {"cpu": 1024}
@@ -18,18 +18,16 @@ _LARGE = 8192
 
 
 def time_program(program: Program, servable: Servable, *, least_s: float = _LEAST_S) -> float:
-    """Seconds of one run on a full batch of zeros (every size is the bucket's), the fastest of several.
+    """Seconds of one run on a full batch (every size is the bucket's), the fastest of several.
 
     Args:
         program: what to run.
         servable: whose program it is.
         least_s: how long to go on measuring; at least three runs in any case.
     """
-    signature, bucket = servable.signature, program.bucket
-    sizes = dict(zip(bucket.axes, bucket.sizes, strict=True))
-    item = {one.name: np.zeros(signature.shape_of(one, sizes)[1:], one.dtype) for one in signature.inputs}
-    count = bucket.rows
-    arrays = Staging(signature, bucket).fill([item] * count, [bucket.item_sizes] * count)
+    batch = full_batch(servable.signature, program.bucket)
+    staging = Staging(servable.signature, program.bucket)
+    arrays = staging.fill([one.item for one in batch], [one.sizes for one in batch])
     return fastest(lambda: program(arrays), least_s=least_s)
 
 

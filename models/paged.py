@@ -264,7 +264,8 @@ def write(past: Past, k: jax.Array, v: jax.Array, positions: jax.Array, real: ja
         k: float32 `(layers, rows, kv_heads, chunk, head_size)`.
         v: the same shape.
         positions: int32 `(rows, chunk)`.
-        real: bool `(rows, chunk)`; what is not real, or has no entry in the table, goes to the sink.
+        real: bool `(rows, chunk)`; what is not real, or has no entry in the table, goes to the sink, if
+            anywhere.
 
     Returns:
         The pool with the tokens in it.
@@ -294,8 +295,10 @@ def write(past: Past, k: jax.Array, v: jax.Array, positions: jax.Array, real: ja
             ),
         }
 
-    # Padding mostly stands behind all tokens, and is then not even brought to the sink.
-    written: Cache = jax.lax.fori_loop(jnp.int32(0), up_to_last(real), put, past.cache)
+    # Padding behind all tokens is not even brought to the sink. Elsewhere a loop of unknown length would be
+    # asked at each turn whether it ends.
+    count = up_to_last(real) if jax.default_backend() == "cpu" else rows * chunk
+    written: Cache = jax.lax.fori_loop(0, count, put, past.cache)
     return written
 
 

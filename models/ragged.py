@@ -9,6 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from .errors import InputError
+
 
 def up_to_last(real: jax.Array) -> jax.Array:
     """How many places there are up to the last real one, int32 scalar; `real` is bool, of any shape."""
@@ -36,7 +38,13 @@ class Ragged(NamedTuple):
         """From the text of each place, int32 `(batch, length)`, 0 for padding.
 
         A single row stays as it is, up to its last token: padding mostly stands behind it.
+
+        Raises:
+            InputError: `texts` has another number of axes.
         """
+        if texts.ndim != 2:
+            raise InputError(f"texts must be (batch, length), got {texts.shape}: reshape them")
+        texts = texts.astype(jnp.int32)
         real, flat = texts != 0, texts.reshape(-1)
         if texts.shape[0] == 1:
             return cls(flat, jnp.stack([jnp.int32(0), up_to_last(real)]), None, None)
@@ -62,7 +70,16 @@ class Ragged(NamedTuple):
         return self.texts.shape[0] if self.places is None else self.places.shape[1]
 
     def gathered(self, values: jax.Array) -> jax.Array:
-        """What belongs to places, `(batch, length, ...)`, as `(1, tokens, ...)`, padding behind."""
+        """What belongs to places, `(batch, length, ...)`, as `(1, tokens, ...)`, padding behind.
+
+        Raises:
+            InputError: it belongs to other places.
+        """
+        places = (1, self.texts.shape[0]) if self.places is None else self.places.shape
+        if values.shape[:2] != places:
+            raise InputError(
+                f"values must begin with {places}, as the texts, got {values.shape}: reshape them"
+            )
         flat = values.reshape(1, -1, *values.shape[2:])
         return flat if self.order is None else flat[:, self.order]
 

@@ -24,6 +24,7 @@ CUSTOM_CALLS = "servax.custom_calls"
 _LOADED = b"loaded"
 _TIMEOUT_S = 30.0
 _LARGEST_CALL_BYTES = 1 << 30
+_MOST_ONES = 1 << 16
 
 
 class TrialResult(NamedTuple):
@@ -106,8 +107,8 @@ def _child() -> None:
     _tell_of_custom_calls()
     program = load(sys.stdin.buffer.read())
     print(_LOADED.decode(), flush=True)
-    if (zeros := _zeros(program)) is not None:
-        positional, named = zeros
+    if (arguments := _arguments(program)) is not None:
+        positional, named = arguments
         jax.block_until_ready(program(*positional, **named))
         print("ran", flush=True)
 
@@ -120,17 +121,18 @@ def _tell_of_custom_calls() -> None:
             print(f"{CUSTOM_CALLS} {point.name}: {error!r}", file=sys.stderr)
 
 
-def _zeros(program: Any) -> Any:
+def _arguments(program: Any) -> Any:
+    """Zeros, and ones where small arrays hold integers: a mask of zeros may leave out all there is to try."""
     import numpy as np
+
+    def argument(one: Any) -> Any:
+        real = one.dtype.kind in "biu" and int(np.prod(one.shape)) <= _MOST_ONES
+        return (np.ones if real else np.zeros)(one.shape, one.dtype)
 
     infos = jax.tree.leaves(program.args_info, is_leaf=lambda one: hasattr(one, "shape"))
     if sum(int(np.prod(one.shape)) * one.dtype.itemsize for one in infos) > _LARGEST_CALL_BYTES:
         return None
-    return jax.tree.map(
-        lambda one: np.zeros(one.shape, one.dtype),
-        program.args_info,
-        is_leaf=lambda one: hasattr(one, "shape"),
-    )
+    return jax.tree.map(argument, program.args_info, is_leaf=lambda one: hasattr(one, "shape"))
 
 
 if __name__ == "__main__":

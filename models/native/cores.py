@@ -6,6 +6,7 @@ Linux 6.18 in a virtual machine). It then takes turns with the caller until the 
 """
 
 import ctypes
+import os
 import sys
 
 # Bytes of a set of cores: the size that the C library's own has.
@@ -40,7 +41,8 @@ define internal i64 @core() {{
   %wide = sext i32 %core to i64
   ret i64 %wide
 }}
-; Leave a core to another thread, if one is there: by asking for any other core of those allowed.
+; Leave a core to another thread, if one is there: by asking for any other. Only where a thread may run on all
+; cores, since what it asks for is kept: asking for all of them again binds it to nothing.
 define internal void @aside(i64 %core) {{
 entry:
   %mine = call i64 @core()
@@ -50,34 +52,35 @@ entry:
   br i1 %go, label %ask, label %stay
 ask:
   %allowed = alloca [{_MASK} x i8], align 8
-  %others = alloca [{_MASK} x i8], align 8
   %asked = call i32 @sched_getaffinity(i32 0, i64 {_MASK}, ptr %allowed)
   %told = icmp eq i32 %asked, 0
-  br i1 %told, label %copy, label %stay
-copy:
-  %i = phi i64 [0, %ask], [%i1, %copy]
-  %any = phi i64 [0, %ask], [%any1, %copy]
-  %from = getelementptr i64, ptr %allowed, i64 %i
-  %to = getelementptr i64, ptr %others, i64 %i
-  %word = load i64, ptr %from
-  %first = mul i64 %i, 64
-  %place = sub i64 %core, %first
-  %in = icmp ult i64 %place, 64
-  %shift = select i1 %in, i64 %place, i64 0
-  %bit = shl i64 1, %shift
-  %not = xor i64 %bit, -1
-  %kept = and i64 %word, %not
-  %rest = select i1 %in, i64 %kept, i64 %word
-  store i64 %rest, ptr %to
-  %any1 = or i64 %any, %rest
+  br i1 %told, label %count, label %stay
+count:
+  %i = phi i64 [0, %ask], [%i1, %count]
+  %cores = phi i64 [0, %ask], [%cores1, %count]
+  %at = getelementptr i64, ptr %allowed, i64 %i
+  %word = load i64, ptr %at
+  %some = call i64 @llvm.ctpop.i64(i64 %word)
+  %cores1 = add i64 %cores, %some
   %i1 = add i64 %i, 1
   %more = icmp slt i64 %i1, {_MASK // 8}
-  br i1 %more, label %copy, label %copied
-copied:
-  %none = icmp eq i64 %any1, 0
-  br i1 %none, label %stay, label %move
+  br i1 %more, label %count, label %counted
+counted:
+  %all = icmp eq i64 %cores1, {os.sysconf("SC_NPROCESSORS_ONLN") if hasattr(os, "sysconf") else 0}
+  %several = icmp ugt i64 %cores1, 1
+  %free = and i1 %all, %several
+  br i1 %free, label %move, label %stay
 move:
-  %moved = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %others)
+  call void @llvm.memset.p0.i64(ptr %allowed, i8 -1, i64 {_MASK}, i1 false)
+  %byte = udiv i64 %core, 8
+  %place = urem i64 %core, 8
+  %byte.at = getelementptr i8, ptr %allowed, i64 %byte
+  %shift = trunc i64 %place to i8
+  %bit = shl i8 1, %shift
+  %others = xor i8 %bit, -1
+  store i8 %others, ptr %byte.at
+  %moved = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %allowed)
+  store i8 -1, ptr %byte.at
   %back = call i32 @sched_setaffinity(i32 0, i64 {_MASK}, ptr %allowed)
   br label %stay
 stay:

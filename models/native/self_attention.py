@@ -107,7 +107,8 @@ def _reference(heads: int, longest: int, qkv: jax.Array, texts: jax.Array, start
     places = starts[:-1, None] + jnp.arange(longest, dtype=jnp.int32)[None]
     inside = places < starts[1:, None]
     held = jnp.minimum(places, tokens - 1)
-    q, k, v = jnp.moveaxis(qkv[held].reshape(*held.shape, 3, heads, width // (3 * heads)), 2, 0)
+    qkv = jnp.where(inside[:, :, None], qkv[held], 0.0)  # of another row, which may not be finite
+    q, k, v = jnp.moveaxis(qkv.reshape(*held.shape, 3, heads, width // (3 * heads)), 2, 0)
     precision = jax.lax.Precision.HIGHEST
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision=precision) * (1.0 / math.sqrt(q.shape[-1]))
     own = (texts[held][:, :, None] == texts[held][:, None]) & inside[:, None]

@@ -3,7 +3,8 @@
 from .target import Tile
 from .vectors import splat, spread, vector
 
-_MASKED = -1e30
+# Below all scores, minus infinity too: then all of a text are, and it has no weights but NaN.
+_MASKED = float("-inf")
 
 
 def source(tile: Tile) -> str:

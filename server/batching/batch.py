@@ -11,6 +11,7 @@ import numpy as np
 
 from ...bucketing import Bucket
 from ...jit_cache import Program, Staging, explain_sealed
+from ...jit_cache.staging import Sample
 from ...jit_cache.step_program import CaseProgram, SteppedProgram, StepStaging
 from ..errors import NanOutput
 from ..hosting.model import Model
@@ -77,7 +78,7 @@ class Flight:
         model: Model,
         program: Program,
         buckets: Sequence[Bucket],
-        rows: Sequence[Sequence[Row]],
+        rows: Sequence[Sequence[Row] | Sequence[Sample]],
         now_s: float,
     ) -> None:
         self.model, self.launched_s, self._program = model, now_s, program
@@ -96,7 +97,10 @@ class Flight:
             raise
 
     def _launch(
-        self, staging: Staging | StepStaging, buckets: Sequence[Bucket], rows: Sequence[Sequence[Row]]
+        self,
+        staging: Staging | StepStaging,
+        buckets: Sequence[Bucket],
+        rows: Sequence[Sequence[Row] | Sequence[Sample]],
     ) -> Sequence[Any]:
         begin_s = time.perf_counter()
         if isinstance(staging, Staging):
@@ -108,7 +112,9 @@ class Flight:
         self.pad_s = time.perf_counter() - begin_s
         return _stepped(self._program)(staging.close(len(buckets)))
 
-    def fetch(self, step: int, bucket: Bucket, rows: Sequence[Row]) -> list[list[np.ndarray]]:
+    def fetch(
+        self, step: int, bucket: Bucket, rows: Sequence[Row] | Sequence[Sample]
+    ) -> list[list[np.ndarray]]:
         """Wait for the device; outputs of each row of one batch. Once for each batch."""
         outputs, sizes = self.model.servable.outputs, [row.sizes for row in rows]
         try:
@@ -141,18 +147,19 @@ class Batch:
     Args:
         model: whose rows they are.
         bucket: where they run.
-        rows: at most as many as the bucket has; none for a run on padding only.
+        rows: at most as many as the bucket has; none for a run that nobody asked for.
         reason: why they run now.
         now_s: time of the launch.
         program: what runs; the model's for that bucket if None.
         flight: the call that holds them, if others share it; made here if None.
         step: which step of it they are.
+        sample: what is run where there are no rows; padding only if that is empty too.
 
     Raises:
         Exception: whatever the program raises; nothing is held then.
     """
 
-    __slots__ = ("_flight", "_step", "bucket", "launched_s", "model", "reason", "rows")
+    __slots__ = ("_filled", "_flight", "_step", "bucket", "launched_s", "model", "reason", "rows")
 
     def __init__(
         self,
@@ -165,12 +172,14 @@ class Batch:
         program: Program | None = None,
         flight: Flight | None = None,
         step: int = 0,
+        sample: Sequence[Sample] = (),
     ) -> None:
         self.model, self.bucket, self.rows, self.reason = model, bucket, rows, reason
         self.launched_s = now_s
+        self._filled: Sequence[Row] | Sequence[Sample] = rows or sample
         if flight is None:
             program = model.cache.get(bucket) if program is None else program
-            flight = Flight(model, program, (bucket,), (rows,), now_s)
+            flight = Flight(model, program, (bucket,), (self._filled,), now_s)
         self._flight, self._step = flight, step
 
     @classmethod
@@ -198,7 +207,7 @@ class Batch:
         Raises:
             Exception: whatever the program raises; OutputError if the model returned another number of rows.
         """
-        return self._flight.fetch(self._step, self.bucket, self.rows)
+        return self._flight.fetch(self._step, self.bucket, self._filled)
 
     @property
     def pad_s(self) -> float:
@@ -229,7 +238,7 @@ class Batch:
 
 
 def _filling(
-    rows: Sequence[Row],
+    rows: Sequence[Row] | Sequence[Sample],
 ) -> tuple[list[Mapping[str, np.ndarray]], list[tuple[int, ...]]]:
     return [row.item for row in rows], [row.sizes for row in rows]
 

@@ -15,6 +15,7 @@ import numpy as np
 from ...jit_cache import REQUEST, SealedError, compile_log
 from ...jit_cache.alive import SHARED
 from ...jit_cache.replicas import on_replica
+from ...jit_cache.staging import full_batch
 from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
 from .batch import Batch, BatchRecord, nan_error, nan_rows
@@ -252,7 +253,7 @@ class DeviceLoop:
         self._lessons.add(batch, begin_s, seconds)
 
     def _probe(self, probe: Probe) -> None:
-        """Time a new program on padding, and have the model run it."""
+        """Time a new program on a full batch, and have the model run it."""
         while self._flying:  # or their time would be counted as the program's
             self._finish(self._flying.popleft())
         self._lessons.learn()  # of the program that this one may replace
@@ -299,8 +300,10 @@ class DeviceLoop:
             self._done()
 
     def _time(self, probe: Probe) -> float:
+        bucket = probe.program.bucket
+        sample = full_batch(probe.model.servable.signature, bucket)
         begin_s = self._clock.now()
-        Batch(probe.model, probe.program.bucket, (), "probe", begin_s, program=probe.program).fetch()
+        Batch(probe.model, bucket, (), "probe", begin_s, program=probe.program, sample=sample).fetch()
         return self._clock.now() - begin_s
 
 

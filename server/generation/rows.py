@@ -12,7 +12,7 @@ import numpy as np
 from .errors import PoolFault
 from .pages import PagePool
 from .params import SamplingParams
-from .seam import NULL_PAGE
+from .seam import NULL_PAGE, SINK_PAGE
 
 SLOT, CONTEXT, LENGTH, STEP, SAMPLE, TOP_K, WANTED, SEED_HIGH, SEED_LOW = range(9)
 INTS = 9
@@ -54,6 +54,20 @@ def no_tokens(key: Program) -> Inputs:
     if "further" in inputs:
         inputs["further"][1] = -1
     return inputs
+
+
+def all_tokens(key: Program, inputs: Inputs) -> Inputs:
+    """Inputs of no rows as of a step that is full to its last place, and writes to the sink's page.
+
+    A step of padding only is no measure: a program may leave out what is padded.
+    """
+    full = inputs | no_tokens(key)
+    full["page_table"][:] = SINK_PAGE
+    full["ints"][:, LENGTH] = key.chunk if key.kind in ("prefill", "verify") else 1
+    if key.kind == "mixed":
+        full["ints"][0, LENGTH] += key.chunk
+        full["further"][1:] = np.stack([np.zeros(key.chunk), np.arange(key.chunk)])
+    return full
 
 
 class RowTable:

@@ -26,7 +26,7 @@ from ..errors import ServerError, Unavailable
 from ..settling import settle, unsettle
 from .engine import Engine
 from .programs import Key
-from .rows import no_tokens
+from .rows import all_tokens
 
 OnProgress = Callable[[str, WarmupStep], None]
 _log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Worker:
             programs.fill(engine.books.slots.sink, nothing, nothing)
         else:
             inputs = engine.books.table.inputs([], key.rows, engine.books.pool)
-            programs.step(key, inputs | no_tokens(key))
+            programs.step(key, all_tokens(key, inputs))
         jax.block_until_ready(programs.state)
         return time.perf_counter() - begin_s
 

@@ -98,7 +98,7 @@ def test_a_thread_leaves_the_core_it_is_on_and_may_come_back(aside):
         return moved, len(allowed)
 
     moved, cores = in_a_thread(run)
-    assert moved > 0 or cores == 1
+    assert moved > 0 or cores == 1 or cores < os.cpu_count()
 
 
 @pytest.mark.parametrize("core", [-1, 1024, 1 << 40])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from servax.jit_cache import ProgramFacts
 from servax.jit_cache.errors import MemoryPlanError
@@ -10,6 +11,8 @@ from servax.server.errors import Unavailable
 from servax.server.generation import GenerationServer, SamplingParams, api
 from servax.server.generation.pool_plan import plan_pool, rounded_down
 from servax.server.generation.programs import Key, Programs, Shapes
+from servax.server.generation.rows import LENGTH
+from servax.server.generation.seam import SINK_PAGE
 
 SMALL = {
     "page_size": 8,
@@ -140,3 +143,30 @@ def test_W2_a_program_that_fails_is_named(tiny, open_store):
     assert server.wait_over(20)
     assert server.lost
     server.close()
+
+
+def test_a_step_is_timed_with_a_token_in_every_place(tiny, monkeypatch):
+    """A program may leave out what is padded; and nothing but the sink is written."""
+    ran, step = {}, Programs.step
+
+    def recorded(self, key, inputs):
+        ran.setdefault(key, {name: value.copy() for name, value in inputs.items()})
+        return step(self, key, inputs)
+
+    monkeypatch.setattr(Programs, "step", recorded)
+    buckets = {"mixed_buckets": ((2, 8),), "prefill_buckets": ((1, 8),)}
+    with GenerationServer(tiny, pages=28, **SMALL | buckets) as server:
+        pool = server.engine.programs.state["kv"]
+        assert not any(np.asarray(leaf[:, :SINK_PAGE]).any() for leaf in pool.values())
+        assert not any(np.asarray(leaf[:, SINK_PAGE + 1 :]).any() for leaf in pool.values())
+        first = server.generate([5, 6, 7], PARAMS).ids
+        assert first == server.generate([5, 6, 7], PARAMS).ids
+    assert {key.kind for key in ran} >= {"decode", "prefill", "mixed"}
+    for key, inputs in ran.items():
+        lengths = inputs["ints"][:, LENGTH]
+        assert (inputs["page_table"] == SINK_PAGE).all()
+        tokens = {"mixed": key.rows + key.chunk, "decode": key.rows, "prefill": key.rows * key.chunk}
+        assert lengths.sum() == tokens[key.kind]
+        if key.kind == "mixed":
+            assert (inputs["further"][1] == 0).all()
+            assert lengths[0] == 1 + key.chunk
