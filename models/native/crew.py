@@ -11,7 +11,7 @@ from .header import Header
 from .target import Tile
 
 # What every job begins with: units claimed, units done, who still holds it, how many units there are, how
-# many are claimed at a time, and the function `(job, from, to)` that does them.
+# many are claimed at a time, the function `(job, from, to)` that does them, and the core of who called.
 _COMMON = ("next", "done", "users", "units", "step", "function", "core")
 # Turns of the waiting loop before a waiting thread offers its core to others.
 _TURNS = 1 << 12
