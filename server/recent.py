@@ -23,7 +23,7 @@ class BucketTotals:
         real: real elements.
         computed: elements computed, padding included.
         device_s: seconds on the device.
-        wasted_s: seconds spent on padding: the share of what was computed for nothing.
+        wasted_s: seconds that padding took at most: its share of the places, which kernels may leave out.
         cold: batches that ran here since a better bucket was not warm.
         left: batches by the reason for which they left the queue.
     """

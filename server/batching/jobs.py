@@ -13,7 +13,7 @@ _PROBES = 3
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A warm-up run of one program through the same path as requests, on padding only.
+    """A warm-up run of one program through the same path as requests, on a full batch.
 
     The run time of a program that came from the store is known from an earlier start.
 

@@ -123,7 +123,7 @@ class Worker:
             self.ready.set()
 
     def _warm(self) -> bool:
-        """Compile every program and run each once on padding; False if stopped in between."""
+        """Compile every program and run each once, full; False if stopped in between."""
         begin_s, report = time.monotonic(), self.report
         try:
             self._futures.append(self._compiler.submit(self._prepare))
