@@ -30,6 +30,13 @@ def full_batch(signature: Signature, bucket: Bucket) -> list[Sample]:
 
     They hold what stands on padding, but ones where integers are 0 there, which may be a mask. A batch of
     padding only is no measure: a program may leave out what is padded.
+
+    Args:
+        signature: what the inputs are.
+        bucket: at which sizes.
+
+    Returns:
+        As many items as the bucket has rows, all the same arrays, of the bucket's sizes.
     """
     sizes = dict(zip(bucket.axes, bucket.sizes, strict=True))
     item = {}

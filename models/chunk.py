@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from . import paged
 from .llama_config import LlamaConfig
-from .paged import Past
+from .pages import Past
 from .ragged import up_to_last
 from .rope import angles, frequencies
 

@@ -10,12 +10,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 
-from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, native, paged
+from . import bpe, checkpoint, llama, llama_config, llama_gguf, llama_weights, native
 from .chat import ChatTemplate
 from .generation_tokenizer import GenerationTokenizer
 from .gguf_file import GGUFFile
 from .llama_config import LlamaConfig
 from .native import paged_attention
+from .pages import Cache
+from .pages import shapes as pool_shapes
 from .panels import panels
 from .quantize import quantize
 from .turned import turned
@@ -48,7 +50,7 @@ class GenerativeModel:
     """
 
     name: str
-    step: Callable[..., tuple[jax.Array, paged.Cache]]
+    step: Callable[..., tuple[jax.Array, Cache]]
     forward: Callable[..., jax.Array]
     params: Mapping[str, Any] = field(repr=False)
     kv_shapes: Callable[..., dict[str, jax.ShapeDtypeStruct]]
@@ -58,13 +60,13 @@ class GenerativeModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     kv_bytes_per_token: int
-    mixed_step: Callable[..., tuple[jax.Array, paged.Cache]] | None = None
-    verify_step: Callable[..., tuple[jax.Array, paged.Cache]] | None = None
+    mixed_step: Callable[..., tuple[jax.Array, Cache]] | None = None
+    verify_step: Callable[..., tuple[jax.Array, Cache]] | None = None
     task: str = "generation"
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    def init_kv(self, *, pages: int, page_size: int) -> paged.Cache:
-        """A pool of zeros; pages `paged.NULL_PAGE` and `paged.SINK_PAGE` of it hold no sequence."""
+    def init_kv(self, *, pages: int, page_size: int) -> Cache:
+        """A pool of zeros; pages `pages.NULL_PAGE` and `pages.SINK_PAGE` of it hold no sequence."""
         spec = self.kv_shapes(pages=pages, page_size=page_size)
         return {name: jnp.zeros(part.shape, part.dtype) for name, part in spec.items()}
 
@@ -99,7 +101,7 @@ def make(
         verify_step=functools.partial(llama.verify_step, config),
         forward=functools.partial(llama.forward, config),
         params=params,
-        kv_shapes=functools.partial(paged.shapes, *kv_sizes, dtype=kv_dtype),
+        kv_shapes=functools.partial(pool_shapes, *kv_sizes, dtype=kv_dtype),
         limits={"tokens": config.max_tokens},
         tokenizer=tokenizer,
         chat=chat,

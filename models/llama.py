@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from . import paged, panels, quantized, turned
+from . import paged, pages, panels, quantized, turned
 from .apart import PRECISION, Apart, joined, product
 from .chunk import Chunk, Mixed
 from .errors import TooManyTokens
 from .llama_config import LlamaConfig
-from .paged import Cache, Past
+from .pages import Cache, Past
 from .panels import Panels
 from .quantized import Quantized
 from .ragged import up_to_last
@@ -189,7 +189,7 @@ def step(
     Args:
         config: sizes and choices.
         params: plain nested dict, as `init` or a checkpoint gives it, or `apart`.
-        kv: the page pool, see `paged.shapes`; places that no row holds may contain anything.
+        kv: the page pool, see `pages.shapes`; places that no row holds may contain anything.
         ids: int32 `(rows, chunk)`, real tokens first.
         page_table: int32 `(rows, max_pages)`; must name the pages of the chunk's positions too.
         context_lengths: int32 `(rows,)`: tokens of each row already in the pool.
@@ -249,7 +249,7 @@ def _appended(
         last = jnp.maximum(chunk_lengths - 1, 0)[:, None, None]
         x = jnp.take_along_axis(x, last, axis=1)[:, 0]
     live = chunk.live if every else up_to_last(chunk_lengths > 0)
-    return model.logits(x, kernels, live), paged.write(past, k, v, chunk.positions, chunk.real)
+    return model.logits(x, kernels, live), pages.write(past, k, v, chunk.positions, chunk.real)
 
 
 def mixed_step(
@@ -291,7 +291,7 @@ def mixed_step(
     x, k, v = model(jnp.concatenate([ids, further_ids])[:, None], mix, past, kernels)
     tables = Past(kv, jnp.take(page_table, mix.row, axis=0, mode="clip"), mix.positions[:, 0])
     logits = model.logits(x[:rows, 0], kernels, up_to_last(chunk_lengths > 0))
-    return logits, paged.write(tables, k, v, mix.positions, mix.real)
+    return logits, pages.write(tables, k, v, mix.positions, mix.real)
 
 
 def forward(

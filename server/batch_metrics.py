@@ -40,7 +40,7 @@ class BatchMetrics:
         )
         self._wasted = Counter(
             "servax_batch_wasted_seconds",
-            "Device seconds spent on padding: seconds x (1 - real / computed).",
+            "Device seconds of padding at most: seconds x (1 - real / computed). Kernels may leave it out.",
             labels,
             registry=registry,
         )

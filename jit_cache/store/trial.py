@@ -24,7 +24,7 @@ CUSTOM_CALLS = "servax.custom_calls"
 _LOADED = b"loaded"
 _TIMEOUT_S = 30.0
 _LARGEST_CALL_BYTES = 1 << 30
-_MOST_ONES = 1 << 16
+_MOST_ONES = 1 << 16  # numbers of an array; larger ones are weights
 
 
 class TrialResult(NamedTuple):

@@ -66,7 +66,7 @@ count:
   %more = icmp slt i64 %i1, {_MASK // 8}
   br i1 %more, label %count, label %counted
 counted:
-  %all = icmp eq i64 %cores1, {os.sysconf("SC_NPROCESSORS_ONLN") if hasattr(os, "sysconf") else 0}
+  %all = icmp eq i64 %cores1, {os.cpu_count() or 0}
   %several = icmp ugt i64 %cores1, 1
   %free = and i1 %all, %several
   br i1 %free, label %move, label %stay

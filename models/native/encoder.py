@@ -126,7 +126,8 @@ entry:
   %numbers = add i64 %behind, %most
   %bytes = mul i64 %numbers, 4
   %keys = call ptr @malloc(i64 %bytes)
-  ; Columns past the last key are multiplied too, and what comes of it is masked.
+  ; Columns past the last key are multiplied too, and what comes of it is masked: zeros, so that no run
+  ; depends on what was in memory.
   call void @llvm.memset.p0.i64(ptr %keys, i8 0, i64 %bytes, i1 false)
   %scores = getelementptr float, ptr %keys, i64 %keys.count
   %held = getelementptr float, ptr %keys, i64 %front

@@ -11,12 +11,15 @@ import numpy as np
 
 from ...bucketing import Bucket
 from ...jit_cache import Program, Staging, explain_sealed
-from ...jit_cache.staging import Sample
+from ...jit_cache.staging import Sample, full_batch
 from ...jit_cache.step_program import CaseProgram, SteppedProgram, StepStaging
 from ..errors import NanOutput
 from ..hosting.model import Model
 from .batcher import Launch
 from .request import Row
+
+Filled = Sequence[Row] | Sequence[Sample]
+"""What a bucket is filled with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class Flight:
         model: Model,
         program: Program,
         buckets: Sequence[Bucket],
-        rows: Sequence[Sequence[Row] | Sequence[Sample]],
+        rows: Sequence[Filled],
         now_s: float,
     ) -> None:
         self.model, self.launched_s, self._program = model, now_s, program
@@ -100,7 +103,7 @@ class Flight:
         self,
         staging: Staging | StepStaging,
         buckets: Sequence[Bucket],
-        rows: Sequence[Sequence[Row] | Sequence[Sample]],
+        rows: Sequence[Filled],
     ) -> Sequence[Any]:
         begin_s = time.perf_counter()
         if isinstance(staging, Staging):
@@ -112,9 +115,7 @@ class Flight:
         self.pad_s = time.perf_counter() - begin_s
         return _stepped(self._program)(staging.close(len(buckets)))
 
-    def fetch(
-        self, step: int, bucket: Bucket, rows: Sequence[Row] | Sequence[Sample]
-    ) -> list[list[np.ndarray]]:
+    def fetch(self, step: int, bucket: Bucket, rows: Filled) -> list[list[np.ndarray]]:
         """Wait for the device; outputs of each row of one batch. Once for each batch."""
         outputs, sizes = self.model.servable.outputs, [row.sizes for row in rows]
         try:
@@ -147,13 +148,12 @@ class Batch:
     Args:
         model: whose rows they are.
         bucket: where they run.
-        rows: at most as many as the bucket has; none for a run that nobody asked for.
+        rows: at most as many as the bucket has; none for a run that nobody asked for, on a full batch.
         reason: why they run now.
         now_s: time of the launch.
         program: what runs; the model's for that bucket if None.
         flight: the call that holds them, if others share it; made here if None.
         step: which step of it they are.
-        sample: what is run where there are no rows; padding only if that is empty too.
 
     Raises:
         Exception: whatever the program raises; nothing is held then.
@@ -172,11 +172,10 @@ class Batch:
         program: Program | None = None,
         flight: Flight | None = None,
         step: int = 0,
-        sample: Sequence[Sample] = (),
     ) -> None:
         self.model, self.bucket, self.rows, self.reason = model, bucket, rows, reason
         self.launched_s = now_s
-        self._filled: Sequence[Row] | Sequence[Sample] = rows or sample
+        self._filled: Filled = rows or full_batch(model.servable.signature, bucket)
         if flight is None:
             program = model.cache.get(bucket) if program is None else program
             flight = Flight(model, program, (bucket,), (self._filled,), now_s)
@@ -238,7 +237,7 @@ class Batch:
 
 
 def _filling(
-    rows: Sequence[Row] | Sequence[Sample],
+    rows: Filled,
 ) -> tuple[list[Mapping[str, np.ndarray]], list[tuple[int, ...]]]:
     return [row.item for row in rows], [row.sizes for row in rows]
 

@@ -15,7 +15,6 @@ import numpy as np
 from ...jit_cache import REQUEST, SealedError, compile_log
 from ...jit_cache.alive import SHARED
 from ...jit_cache.replicas import on_replica
-from ...jit_cache.staging import full_batch
 from ..errors import ConfigError, Unavailable
 from ..hosting.model import Model
 from .batch import Batch, BatchRecord, nan_error, nan_rows
@@ -300,10 +299,8 @@ class DeviceLoop:
             self._done()
 
     def _time(self, probe: Probe) -> float:
-        bucket = probe.program.bucket
-        sample = full_batch(probe.model.servable.signature, bucket)
         begin_s = self._clock.now()
-        Batch(probe.model, bucket, (), "probe", begin_s, program=probe.program, sample=sample).fetch()
+        Batch(probe.model, probe.program.bucket, (), "probe", begin_s, program=probe.program).fetch()
         return self._clock.now() - begin_s
 
 

@@ -2,7 +2,7 @@
 
 A model's error: the rows are halved until the culprit is alone. The device out of memory: once more, in
 halves. The device failed: the same rows again, a few times within their deadlines; if they still fail, a run
-on padding tells whether the rows or the device are to blame.
+of nobody's rows tells whether the rows or the device are to blame.
 """
 
 import functools
@@ -96,7 +96,7 @@ class Recovery:
         if self._last is None:
             return
         model, bucket = self._last
-        cause = self._padding(model, bucket)
+        cause = self._nobodys(model, bucket)
         if cause is None:
             self.worked(model, bucket)
         else:
@@ -118,7 +118,7 @@ class Recovery:
         self._report(batch, outputs)
         return None
 
-    def _padding(self, model: Model, bucket: Bucket) -> Exception | None:
+    def _nobodys(self, model: Model, bucket: Bucket) -> Exception | None:
         try:
             Batch(model, bucket, (), "trial", self._clock.now()).fetch()
         except Exception as error:
@@ -140,7 +140,7 @@ class Recovery:
             if fault_of(error) is not Fault.TRANSIENT:
                 self._recover(model, bucket, rows, reason, error)
                 return
-        if not self._dispatcher.broken(self._device) and self._padding(model, bucket) is None:
+        if not self._dispatcher.broken(self._device) and self._nobodys(model, bucket) is None:
             self._tell(model, bucket, Fault.TRANSIENT, "blamed", error)
             self._isolate(model, bucket, rows, reason, error)
         else:

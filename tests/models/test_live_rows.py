@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.models import apart, load, native, paged, panels, tiny, turned
+from servax.models import apart, load, native, pages, panels, tiny, turned
 from servax.models.native import integers
 from servax.models.panels import Panels
 
@@ -205,5 +205,5 @@ def test_a_row_is_the_same_to_the_bit_among_rows_that_are_padding(variant, name,
     for part, there in pages_of(after, ~alive).items():
         np.testing.assert_array_equal(there, pages_of(kv, ~alive)[part])
     for part in after.values():
-        assert np.isnan(part[:, paged.NULL_PAGE]).all()
+        assert np.isnan(part[:, pages.NULL_PAGE]).all()
         assert np.isnan(part[:, 2 + 2 * COUNT :]).all()

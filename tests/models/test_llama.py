@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.models import BadPool, TooManyTokens, llama, paged
+from servax.models import BadPool, TooManyTokens, llama, pages
 from servax.models.apart import apart
 from servax.models.llama_config import LlamaConfig
 from servax.models.random_model import random_params
@@ -163,9 +163,9 @@ def test_copied_pages_go_on_alike(pool_of):
     text = tokens_of(6)
     pool.append({"a": text})
     pool.tables["b"], pool.lengths["b"] = [pool.tables["a"][0], pool.free.pop()], 6
-    source = np.array([pool.tables["a"][1], paged.NULL_PAGE], np.int32)
-    target = np.array([pool.tables["b"][1], paged.SINK_PAGE], np.int32)
-    pool.kv = jax.jit(paged.copy_pages, donate_argnums=0)(pool.kv, source=source, target=target)
+    source = np.array([pool.tables["a"][1], pages.NULL_PAGE], np.int32)
+    target = np.array([pool.tables["b"][1], pages.SINK_PAGE], np.int32)
+    pool.kv = jax.jit(pages.copy_pages, donate_argnums=0)(pool.kv, source=source, target=target)
     got = pool.append({"a": [7], "b": [9]})
     want = reference(pool.model, np.array([*text, 9]))
     close(got["b"], want[-1])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from servax.models import paged
+from servax.models import pages
 
 
 def tokens_of(count, seed=0):
@@ -42,7 +42,7 @@ def test_G7_padding_writes_to_the_sink_and_to_nothing_else(pool_of, chunks):
         others = tuple(i for i in range(5) if i not in (1, axis))
         assert (written[name].all(others) == written[name].any(others)).all()
         places = written[name].all(others)
-        assert not places[paged.NULL_PAGE].any()
+        assert not places[pages.NULL_PAGE].any()
         np.testing.assert_array_equal(places[2:], used[2:])
 
 
@@ -68,8 +68,8 @@ def test_G10_the_pool_is_updated_in_place(llama_of):
     """Donated bytes all come back, and what the program needs beside them does not grow with the pool."""
     model = llama_of()
     facts = []
-    for pages in (100, 400):
-        kv = model.kv_shapes(pages=pages, page_size=16)
+    for count in (100, 400):
+        kv = model.kv_shapes(pages=count, page_size=16)
         arguments = {
             "ids": jax.ShapeDtypeStruct((4, 1), jnp.int32),
             "page_table": jax.ShapeDtypeStruct((4, 8), jnp.int32),

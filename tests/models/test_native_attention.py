@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servax.models import native, paged
+from servax.models import native, paged, pages
 from servax.models.errors import KernelUnavailable
 from servax.models.native import paged_attention
 
@@ -99,10 +99,10 @@ def test_P11_G7_neighbours_and_the_width_of_the_table_change_no_bit(length, besi
     alone = drawn(seed, np.float32, [length])
     k, v, table, lengths, layer, q, state = drawn(seed + 1, np.float32, [*beside, length], queries=3)
     shift = k.shape[1]
-    row = np.full((1, table.shape[1] + alone[2].shape[1] + more), paged.NULL_PAGE, np.int32)
+    row = np.full((1, table.shape[1] + alone[2].shape[1] + more), pages.NULL_PAGE, np.int32)
     tables = np.repeat(row, len(lengths), axis=0)
     tables[:, : table.shape[1]] = table
-    tables[-1] = paged.NULL_PAGE
+    tables[-1] = pages.NULL_PAGE
     tables[-1, : alone[2].shape[1]] = alone[2][0] + shift
     together = (
         np.concatenate([k, alone[0]], axis=1),
@@ -171,7 +171,7 @@ def both(monkeypatch, function, *case):
 @pytest.mark.parametrize(("dtype", "chunk"), [(jnp.float32, 1), (jnp.float16, 5)])
 def test_chunks_read_their_past_as_without_the_kernel(monkeypatch, dtype, chunk):
     k, v, table, lengths, layer, *_ = drawn(7, dtype, [0, 100, 64], head=16, size=16)
-    past = paged.Past({"k": jnp.asarray(k), "v": jnp.asarray(v)}, jnp.asarray(table), jnp.asarray(lengths))
+    past = pages.Past({"k": jnp.asarray(k), "v": jnp.asarray(v)}, jnp.asarray(table), jnp.asarray(lengths))
     rng = np.random.default_rng(8)
     q = jnp.asarray(rng.normal(size=(3, 6, chunk, 16)), jnp.float32)
     own = [jnp.asarray(rng.normal(size=(3, 2, chunk, 16)), jnp.float32) for _ in "kv"]
@@ -183,7 +183,7 @@ def test_chunks_read_their_past_as_without_the_kernel(monkeypatch, dtype, chunk)
 @pytest.mark.parametrize("some", [True, False])
 def test_rows_and_further_tokens_read_their_past_as_without_the_kernel(monkeypatch, some):
     k, v, table, lengths, layer, *_ = drawn(9, np.float32, [0, 100, 64], head=16, size=16)
-    past = paged.Past({"k": jnp.asarray(k), "v": jnp.asarray(v)}, jnp.asarray(table), jnp.asarray(lengths))
+    past = pages.Past({"k": jnp.asarray(k), "v": jnp.asarray(v)}, jnp.asarray(table), jnp.asarray(lengths))
     rng = np.random.default_rng(10)
     q = jnp.asarray(rng.normal(size=(8, 6, 1, 16)), jnp.float32)
     own = [jnp.asarray(rng.normal(size=(8, 2, 1, 16)), jnp.float32) for _ in "kv"]

@@ -70,11 +70,24 @@ def test_attention_equals_numpy_whatever_the_rows_and_their_texts(
 
 
 def test_scores_of_any_size_give_weights():
-    qkv, _, starts = drawn([40])
-    qkv[:, : 2 * tile().lanes] *= 30.0
-    texts = np.ones(40, np.int32)
+    size = 16  # whole vectors on every processor, so that it is the same numbers everywhere
+    qkv = np.random.default_rng(0).normal(size=(40, 3 * size)).astype(np.float32)
+    qkv[:, : 2 * size] *= 30.0
+    texts, starts = np.ones(40, np.int32), starts_of([40])
     got = attend(qkv, texts, starts, 1)
-    np.testing.assert_allclose(got, reference(qkv, texts, starts, 1), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(got, reference(qkv, texts, starts, 1), rtol=2e-5, atol=2e-5)
+
+
+def test_a_text_whose_scores_are_all_minus_infinity_reads_no_other_text():
+    lanes = tile().lanes
+    qkv, _, starts = drawn([9])
+    texts = np.repeat([1, 2], [4, 5]).astype(np.int32)
+    qkv[:, :lanes] = np.abs(qkv[:, :lanes])
+    qkv[:4, lanes : 2 * lanes] = -np.inf
+    got = attend(qkv, texts, starts, 1)
+    assert np.isnan(got[:4]).all()
+    # The values of such a text are finite, so that weights of exactly 0 keep them out.
+    np.testing.assert_allclose(got[4:], attend(qkv[4:], texts[4:], starts_of([5]), 1), rtol=1e-6)
 
 
 def test_a_row_depends_on_no_other_row_to_the_bit_wherever_it_lies():
