@@ -1,6 +1,8 @@
 """Requests without a server, and servers over a device that obeys the test."""
 
+import gc
 import math
+import time
 
 import numpy as np
 import pytest
@@ -86,6 +88,23 @@ def settle(launch, state=State.DONE):
 @pytest.fixture
 def settled():
     return settle
+
+
+@pytest.fixture
+def survivors():
+    """What weak references still hold, at last: a thread may yet return from the call that woke the test."""
+
+    def find(references):
+        end_s = time.monotonic() + 20.0
+        while True:
+            gc.collect()
+            alive = [one() for one in references if one() is not None]
+            if not alive or time.monotonic() > end_s:
+                return alive
+            del alive
+            time.sleep(0.001)
+
+    return find
 
 
 @pytest.fixture
