@@ -23,7 +23,7 @@ class BertConfig:
         num_layers: encoder layers.
         num_heads: attention heads; divides `hidden_size`.
         intermediate_size: width inside the feed-forward block.
-        activation: Hugging Face name, one of `servax.models.bert.ACTIVATIONS`.
+        activation: Hugging Face name, one of `servax.models.bert_encoder.ACTIVATIONS`.
         layer_norm_eps: added to the variance before the square root.
         max_position_embeddings: rows of the position table.
         type_vocab_size: rows of the token-type table.

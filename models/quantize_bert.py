@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import panels_int8, vnni
-from .bert import ACTIVATIONS
+from .bert_encoder import ACTIVATIONS
 from .config import BertConfig
 from .native import integers
 from .offset import Offset

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from servax.models import TooManyTokens, UnsupportedModel, bert, load
+from servax.models import TooManyTokens, UnsupportedModel, bert, bert_encoder, load
 from servax.models.bert_weights import assemble
 from servax.models.config import BertConfig, from_huggingface
 from servax.models.pooling import unit_norm
@@ -144,7 +144,7 @@ def test_the_program_uses_every_parameter(small):
 
 def test_the_encoder_is_a_module_of_params(small):
     _, _, config, params = small()
-    model = bert.BertEncoder(config, rngs=nnx.Rngs(0))
+    model = bert_encoder.BertEncoder(config, rngs=nnx.Rngs(0))
     _, state, rest = nnx.split(model, nnx.Param, ...)
     assert not jax.tree.leaves(rest)
     pure = nnx.to_pure_dict(state)
@@ -153,7 +153,7 @@ def test_the_encoder_is_a_module_of_params(small):
     )
     assert jax.tree.structure(bert.init(config)) == jax.tree.structure(bert.shapes(config))
     ids = jnp.ones((2, 3), jnp.int32)
-    assert model(ids, ids, bert.Reach.of(ids, jnp.ones((2, 1, 1, 3), bool))).shape == (2, 3, 16)
+    assert model(ids, ids, bert_encoder.Reach.of(ids, jnp.ones((2, 1, 1, 3), bool))).shape == (2, 3, 16)
 
 
 def test_V3_a_length_beyond_the_positions_is_refused(small):
