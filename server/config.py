@@ -18,6 +18,8 @@ class HttpConfig(BaseModel):
             more go to a worker thread. A tokenizer does about 2 million characters a second, so the
             default holds the loop for at most 10 ms, and a thread hop costs about 0.1 ms.
         tokenize_pending_chars: most characters that wait for or are in tokenizing in worker threads.
+        tokenize_text_chars: most characters of one text, whatever it would be cut to; tokenizing takes some
+            200 bytes of memory for each.
         client_header: header that names a client for fairness, such as `x-forwarded-for` behind a proxy that
             sets it; None takes the peer's address. An API key comes before both.
         most_lag_s: a request that the event loop could begin only after so many seconds is refused unread; a
@@ -30,6 +32,7 @@ class HttpConfig(BaseModel):
     retry_after_s: float = Field(default=2.0, gt=0)
     tokenize_inline_chars: int = Field(default=20_000, ge=0)
     tokenize_pending_chars: int = Field(default=10_000_000, gt=0)
+    tokenize_text_chars: int = Field(default=1_000_000, gt=0)
     client_header: str | None = Field(default=None, min_length=1)
     most_lag_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 

@@ -88,6 +88,7 @@ class Embedder:
         output_name: the model's output that is the embedding, a float vector per item.
         inline_chars: texts of together fewer characters are tokenized on the event loop.
         pending_chars: most characters that wait for or are in tokenizing off the event loop.
+        text_chars: most characters of one text.
     """
 
     def __init__(
@@ -99,12 +100,13 @@ class Embedder:
         *,
         inline_chars: int = 20_000,
         pending_chars: int = 10_000_000,
+        text_chars: int = 1_000_000,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.input_name = input_name
         self.output_name = output_name
-        self._tokenizing = Tokenizing(inline_chars, pending_chars)
+        self._tokenizing = Tokenizing(inline_chars, pending_chars, text_chars)
         self._ids_dtype = next(spec.dtype for spec in model.inputs if spec.name == input_name)
         axis = next(spec.shape for spec in model.inputs if spec.name == input_name)[0]
         model_limit = axis if isinstance(axis, int) else model.limits.get(axis, tokenizer.max_tokens)
@@ -117,6 +119,7 @@ class Embedder:
 
         Raises:
             BadRequest: a text that the tokenizer does not take.
+            TooLong: a text has more characters than one may have.
             Overloaded: more characters wait for the tokenizer than may.
         """
         return list(await self._tokenizing(self.tokenizer.encode, texts))

@@ -233,6 +233,7 @@ def _embedding_server(
                 one.tokenizer,
                 inline_chars=config.http.tokenize_inline_chars,
                 pending_chars=config.http.tokenize_pending_chars,
+                text_chars=config.http.tokenize_text_chars,
             )
     return server, texts
 

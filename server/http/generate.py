@@ -98,7 +98,8 @@ def generation_routes(engine: Engine, *, metrics: Metrics, config: HttpConfig) -
         "max_body_bytes": config.max_body_bytes,
         "retry_after_s": config.retry_after_s,
     }
-    shared = engine, Tokenizing(config.tokenize_inline_chars, config.tokenize_pending_chars)
+    limits = config.tokenize_inline_chars, config.tokenize_pending_chars, config.tokenize_text_chars
+    shared = engine, Tokenizing(*limits)
 
     def as_openai(call: Call, error: ServerError) -> bytes:
         return openai.error_body(call, error, engine.status() if isinstance(error, NotReady) else None)

@@ -23,6 +23,8 @@ from .kserve_schema import InferRequest, InputTensor, OnlyId, Parameters
 from .wire import Call, Reply
 
 HEADER_LENGTH = b"inference-header-content-length"
+# Python refuses to read a number of thousands of digits.
+_MOST_DIGITS = 18
 _KNOWN = {
     "request": {
         *("priority", "timeout", "binary_data_output", "truncate", "truncate_side", "deterministic"),
@@ -87,13 +89,14 @@ def _split(call: Call) -> tuple[bytes | memoryview, memoryview]:
     declared = call.headers.get(HEADER_LENGTH)
     if declared is None:
         return call.body, memoryview(b"")
-    if not declared.isdigit() or int(declared) > len(call.body):
+    size = int(declared) if declared.isdigit() and len(declared) <= _MOST_DIGITS else len(call.body) + 1
+    if size > len(call.body):
         raise BadRequest(
             f"Inference-Header-Content-Length is the bytes of the JSON part, 0 to {len(call.body)} here, "
-            f"got {declared.decode('latin-1')!r}; correct it."
+            f"got {declared[:40].decode('latin-1')!r}; correct it."
         )
     view = memoryview(call.body)
-    return view[: int(declared)], view[int(declared) :]
+    return view[:size], view[size:]
 
 
 def _lenient_id(head: bytes | memoryview) -> str | None:
