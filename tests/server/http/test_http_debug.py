@@ -124,10 +124,11 @@ def test_a_shape_that_is_none_is_refused(real: Any, query: str, status: int, wor
     assert word in response.json()["error"]["message"]
 
 
-def test_M3_M4_numbers_behind_the_page(real: Any) -> None:
+def test_M3_M4_numbers_behind_the_page(real: Any, eventually: Any) -> None:
     server, metrics, app = real
     before = {key: dict(one) for key, one in metrics.recent.buckets().items()}
     server(x=np.ones(20, np.float32))
+    eventually(lambda: metrics.recent.buckets() != before)
     body = get(app, "/debug/grid.json").json()
     assert (body["ready"], body["status"]["state"]) == (True, "ready")
     (model,) = body["models"]
