@@ -187,7 +187,7 @@ class Bench:
         real = np.zeros(out.shape, np.bool_)
         for row, item in enumerate(items):
             corner = tuple(slice(size) for size in item.shape)
-            real[row][corner] = True
+            real[(row, *corner)] = True
         if (one.name in self._ids and filler is not Filler.ZERO) or filler is Filler.RANDOM:
             junk = self._random(one, out.shape, np.random.default_rng([self._seed, 1 << 20]))
         else:

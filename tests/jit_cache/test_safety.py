@@ -268,3 +268,26 @@ def test_compare_counts_nan_and_shape_as_infinitely_far() -> None:
         assert moved is not None
         assert moved.outside
         assert moved.difference == float("inf")
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"x": "float32[]"},
+        {"x": "float32[]", "kind": "int32[]", "shift": "float32[3]"},
+        {"words": "float32[length]", "mask": "mask[length]", "scale": "float32[]"},
+    ],
+)
+def test_one_number_for_each_item_is_checked(inputs: dict[str, str]) -> None:
+    def own(*, mask: Any = None, **given: Any) -> Any:
+        wide = [one if mask is None or one.ndim == 1 else jnp.where(mask, one, 0) for one in given.values()]
+        return sum(one if one.ndim == 1 else one.sum(1) for one in wide) * F32(1)
+
+    def others(*, mask: Any = None, **given: Any) -> Any:
+        return own(mask=mask, **given) - own(mask=mask, **given).mean()
+
+    for function, safe in ((own, True), (others, False)):
+        limits = {"batch": 4} | ({"length": 8} if "mask" in inputs else {})
+        servable = Servable(function, inputs=inputs, limits=limits)
+        report = check_padding(servable)
+        assert report.ok is safe, report
