@@ -106,10 +106,10 @@ class FakeModel:
             raise self.error
         self.calls.append(list(rows))
         self.options.append((priority, timeout_s))
-        if self._gate is not None:
+        if (gate := self._gate) is not None:  # read once: another thread may release it at any time
             self.entered.set()
             try:
-                await asyncio.shield(asyncio.wrap_future(self._gate))
+                await asyncio.shield(asyncio.wrap_future(gate))
             except asyncio.CancelledError:
                 self.abandoned.set()
                 raise

@@ -7,21 +7,20 @@ Linux 6.18 in a virtual machine). It then takes turns with the caller until the 
 
 import ctypes
 import os
-import sys
 
 # Bytes of a set of cores: the size that the C library's own has.
 _MASK = 128
 
 
-def source() -> str:
+def source(told: bool) -> str:
     """`@core()`, -1 if that is not told, and `@aside(core)`: go elsewhere if the caller is on that core."""
-    return _ASIDE if _placed() else _ANYWHERE
+    return _ASIDE if told else _ANYWHERE
 
 
-def _placed() -> bool:
-    """Whether a thread can tell its core and leave it."""
+def known(system: str) -> bool:
+    """Whether a thread can tell its core and leave it, on a system that is named as `sys.platform` is."""
     names = ("sched_getcpu", "sched_getaffinity", "sched_setaffinity")
-    return sys.platform == "linux" and all(hasattr(ctypes.CDLL(None), name) for name in names)
+    return system == "linux" and all(hasattr(ctypes.CDLL(None), name) for name in names)
 
 
 _ANYWHERE = """

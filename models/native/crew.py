@@ -52,7 +52,7 @@ class Job:
 
 def source(header: Header, tile: Tile) -> str:
     """`@run(api, ctx, job, most)`: do a job with up to `most` threads, and let go of it."""
-    parts = [_DECLARED, tile.pause[1], cores.source(), _WORK]
+    parts = [_DECLARED, tile.pause[1], cores.source(tile.told), _WORK]
     return "\n".join([*parts, _forget(header), _run(header, tile)])
 
 

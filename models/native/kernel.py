@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InputError
 from . import compiled, crew, header, matmul
 from .element import FLOAT32, Element, brief
-from .target import tile
+from .target import Tile, tile
 
 
 def available() -> bool:
@@ -147,7 +147,15 @@ def register(element: Element) -> None:
     Raises:
         KernelUnavailable: there is none for this processor, system or jaxlib.
     """
-    shape = element.fitted(tile())  # which says so where llvmlite is absent
-    layout = header.read()
+    compiled.register(handler(tile(), element))  # the tile says so where llvmlite is absent
+
+
+def handler(tile: Tile, element: Element) -> compiled.Handler:
+    """The kernel for one kind of number and of machine.
+
+    Raises:
+        KernelUnavailable: there is none for this jaxlib.
+    """
+    shape, layout = element.fitted(tile), header.read()
     parts = [crew.source(layout, shape), matmul.source(layout, shape, element)]
-    compiled.register(element.called(shape), "product", parts, passes=False)
+    return compiled.Handler(element.called(shape), "product", parts, passes=False)

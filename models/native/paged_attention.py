@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import InputError
 from . import compiled, crew, header, pool
-from .target import tile
+from .target import Tile, tile
 
 # LLVM's name of a pool's type.
 _KINDS = {"float32": "float", "float16": "half"}
@@ -99,11 +99,20 @@ def _target(dtype: str) -> str:
     return f"servax_paged_attention_{dtype}_v1"
 
 
+def handler(tile: Tile, dtype: str) -> compiled.Handler:
+    """The kernel for one kind of machine and pools of one type.
+
+    Raises:
+        KernelUnavailable: there is none for this jaxlib.
+    """
+    layout = header.read()
+    parts = [crew.source(layout, tile), pool.source(layout, tile, _KINDS[dtype])]
+    return compiled.Handler(_target(dtype), "attend", parts)
+
+
 def _tried(dtype: str) -> bool:
-    layout, shape = header.read(), tile()
-    parts = [crew.source(layout, shape), pool.source(layout, shape, _KINDS[dtype])]
-    compiled.register(_target(dtype), "attend", parts)
-    lanes = shape.lanes
+    compiled.register(handler(tile(), dtype))
+    lanes = tile().lanes
     rng = np.random.default_rng(0)
     queries, head, length = 5, 2 * lanes, lanes + 3
     keys = rng.normal(size=(2, 3, 1, head, lanes)).astype(dtype)

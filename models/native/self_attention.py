@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from . import compiled, crew, encoder, header
-from .target import tile
+from .target import Tile, tile
 
 _TARGET = "servax_rows_attention_v2"
 _MASKED = -1e30
@@ -35,8 +35,8 @@ def _available() -> bool:
 
 
 def _tried() -> bool:
-    shape, layout = tile(), header.read()
-    compiled.register(_TARGET, "attention", [crew.source(layout, shape), encoder.source(layout, shape)])
+    shape = tile()
+    compiled.register(handler(shape))
     size, lengths = shape.lanes, (3 * shape.rows + 1, 5)
     rng, tokens = np.random.default_rng(0), sum(lengths)
     qkv = rng.normal(size=(tokens + 2, 6 * size)).astype(np.float32)
@@ -44,6 +44,16 @@ def _tried() -> bool:
     starts = np.array([0, lengths[0], tokens], np.int32)
     got = np.asarray(jax.jit(functools.partial(_call, 2))(qkv, texts, starts))
     return bool(np.allclose(got, _wanted(qkv, texts, starts), rtol=1e-5, atol=1e-5))
+
+
+def handler(tile: Tile) -> compiled.Handler:
+    """The kernel for one kind of machine.
+
+    Raises:
+        KernelUnavailable: there is none for this jaxlib.
+    """
+    layout = header.read()
+    return compiled.Handler(_TARGET, "attention", [crew.source(layout, tile), encoder.source(layout, tile)])
 
 
 def attend(

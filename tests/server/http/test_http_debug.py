@@ -82,11 +82,12 @@ def test_a_shape_is_explained(real: Any) -> None:
     assert sum(run["rows"] for run in told["runs"]) == 1
 
 
-def test_it_is_told_why_batches_left(real: Any) -> None:
+def test_it_is_told_why_batches_left(real: Any, eventually: Any) -> None:
     server, _, app = real
     query = "/debug/explain?rows=1&length=9"
     before = get(app, query).json()["leaves"]["left"]
     server(x=np.ones(9, np.float32))
+    eventually(lambda: get(app, query).json()["leaves"]["left"] != before)
     told = get(app, query).json()["leaves"]
     new = {why: count - before.get(why, 0) for why, count in told["left"].items()}
     assert sum(new.values()) == 1

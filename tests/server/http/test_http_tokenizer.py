@@ -14,10 +14,10 @@ from servax.server.text import Embedder
 class HeldTokenizer(FakeTokenizer):
     def __init__(self) -> None:
         super().__init__()
-        self.entered, self.free = threading.Event(), threading.Event()
+        self.entered, self.free = threading.Semaphore(0), threading.Event()
 
     def encode(self, texts: Any) -> list[np.ndarray]:
-        self.entered.set()
+        self.entered.release()
         assert self.free.wait(30)
         return super().encode(texts)
 
@@ -28,7 +28,7 @@ def test_O2_a_full_inner_stage_refuses_at_once_and_counts_nothing() -> None:
 
     async def go() -> None:
         first = asyncio.create_task(front.embed(["abcdefgh"]))
-        await asyncio.to_thread(tokenizer.entered.wait, 30)
+        assert await asyncio.to_thread(tokenizer.entered.acquire, timeout=30)
         for _ in range(3):
             with pytest.raises(Overloaded, match="8 do and the request has 3") as info:
                 await front.embed(["abc"])
@@ -48,7 +48,8 @@ def test_O2_callers_that_leave_take_their_characters_with_them_only_when_the_thr
 
     async def go() -> None:
         left = [asyncio.create_task(front.embed(["abcdefgh"])) for _ in range(3)]
-        await asyncio.to_thread(tokenizer.entered.wait, 30)
+        for _ in range(2):
+            assert await asyncio.to_thread(tokenizer.entered.acquire, timeout=30)
         for task in left:
             task.cancel()
         await asyncio.wait(left)
