@@ -186,8 +186,8 @@ class Bench:
     def _junk(self, one: Input, out: np.ndarray, items: Sequence[np.ndarray], filler: Filler) -> None:
         real = np.zeros(out.shape, np.bool_)
         for row, item in enumerate(items):
-            corner = tuple(slice(size) for size in item.shape)
-            real[(row, *corner)] = True
+            corner: tuple[int | slice, ...] = (row, *map(slice, item.shape))
+            real[corner] = True
         if (one.name in self._ids and filler is not Filler.ZERO) or filler is Filler.RANDOM:
             junk = self._random(one, out.shape, np.random.default_rng([self._seed, 1 << 20]))
         else:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .batching.pins import Pin, pinned
     from .hosting.model import Model
     from .hosting.refit import RefitPolicy
+    from .layout import text_servable
     from .text import tokenized
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "Unavailable",
     "UnknownModel",
     "pinned",
+    "text_servable",
     "tokenized",
 ]
 
@@ -72,6 +74,7 @@ __getattr__, __dir__ = attach(
         ".batching.faults": ["FaultPolicy"],
         ".hosting.model": ["Model"],
         ".hosting.refit": ["RefitPolicy"],
+        ".layout": ["text_servable"],
         ".text": ["tokenized"],
     },
 )

@@ -29,7 +29,7 @@ from .hosting.programs import Programs
 from .hosting.refit import RefitPolicy, Refitter
 from .hosting.refitting import Refitting
 from .hosting.shared import Compile, Shared
-from .hosting.versions import Versions
+from .hosting.versions import Versions, check_servables
 from .hosting.warming import OnProgress, WarmUp
 from .tracing import Tracing, recorded_trace
 
@@ -107,9 +107,7 @@ class Server(Health):
         tracing: Tracing | None = None,
     ) -> None:
         super().__init__()
-        names = [servable.name for servable in servables]
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(f"a server needs models with distinct names; got {names}")
+        check_servables(servables)
         limits = queue if queue is not None else QueueLimits()
         if max_request_rows > limits.rows:
             raise ConfigError(

@@ -93,6 +93,21 @@ def print_summary(workload: str, rows: Sequence[Row], failures: Sequence[Row]) -
     print_table(f"servax against other servers: {workload}", columns, rows, note or None)
 
 
+# What runs behind a name, in a figure that is seen without its text.
+_SHOWN = {
+    ("decode", "servax"): "servax float32",
+    ("decode", "vllm"): "vLLM bfloat16",
+    ("decode", "llama.cpp"): "llama.cpp 4-bit",
+    ("embed", "servax"): "servax float32",
+    ("embed", "plain"): "ONNX Runtime + FastAPI",
+    ("embed", "triton"): "Triton + ONNX Runtime",
+    ("embed", "vllm"): "vLLM pooling",
+    ("offline", "servax"): "servax float32",
+    ("offline", "onnxruntime"): "ONNX Runtime",
+    ("offline", "openvino"): "OpenVINO",
+}
+
+
 def draw(path: Path, workload: str, rows: Sequence[Row]) -> None:
     """Rates as bars, one panel a number of clients, servax first."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -104,13 +119,14 @@ def draw(path: Path, workload: str, rows: Sequence[Row]) -> None:
     height = 1.4 + 0.36 * len(systems)
     figure = Figure(figsize=(max(3.4 * len(panels), 6.0), height), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    axes[0].invert_yaxis()
     for panel, (mode, clients) in zip(axes, panels, strict=True):
         shown = [row for row in rows if (row["mode"], row["clients"]) == (mode, clients)]
-        names = [row["system"] for row in shown]
-        bars = panel.barh(names, [row["rate"] for row in shown], color=[colours[name] for name in names])
+        names = [_SHOWN.get((workload, row["system"]), row["system"]) for row in shown]
+        filled = [colours[row["system"]] for row in shown]
+        bars = panel.barh(names, [row["rate"] for row in shown], color=filled)
         panel.bar_label(bars, fmt="{:,.0f}", padding=3, fontsize=8)
-        panel.invert_yaxis()
         panel.margins(x=0.18)
         panel.spines[["top", "right"]].set_visible(False)
         panel.set_title(_heading(mode, clients), fontsize=10)

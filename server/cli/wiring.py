@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -27,11 +26,11 @@ from ..fleet import Fleet, Part
 from ..hosting.model import Model
 from ..hosting.programs import OnPlan
 from ..hosting.refit import RefitPolicy
+from ..layout import text_servable
 from ..metrics import Metrics
 from ..text import Embedder, Tokenizer
 from ..tracing import Tracing
 from .counting import OnProgress, compile_counter, load_counter
-from .layout import text_servable
 from .programs import programs_of
 from .writers import Writer, generation_server, is_language_model, refuse_generation, writer
 
@@ -91,8 +90,7 @@ def load(config: ModelConfig, *, padded: bool = False) -> Resolved | Writer:
     if model.task == "generation":
         return writer(model, config)
     refuse_generation(config)
-    name = config.name or PurePath(model.name).name
-    servable = text_servable(model, config, name, padded=padded)
+    servable = text_servable(model, config, name=config.name, padded=padded)
     return Resolved(servable, model.tokenizer)
 
 

@@ -22,6 +22,23 @@ from .shared import Shared
 from .warming import WarmUp
 
 
+def check_servables(given: Sequence[object]) -> None:
+    """Refuse what a server cannot serve.
+
+    Raises:
+        ConfigError: there is none, something else than a `Servable`, or a name twice.
+    """
+    for one in given:
+        if not isinstance(one, Servable):
+            raise ConfigError(
+                f"a server serves `Servable`s, got {type(one).__name__}: make one by `servax.Servable`, "
+                "`servax.from_nnx`, or `servax.server.text_servable` of a loaded encoder"
+            )
+    names = [one.name for one in given if isinstance(one, Servable)]
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"a server needs models with distinct names; got {names}: name them")
+
+
 class Versions:
     """Changes the models of a running server.
 
@@ -71,6 +88,7 @@ class Versions:
             StillAnswers: a TimeoutError, if the old version still answers; the new one serves all the same,
                 and the old one lets go later.
         """
+        check_servables([servable])
         with self._lock:
             old = self._by_name.get(servable.name)
             if old is None:

@@ -2,10 +2,11 @@
 
 import pytest
 from servax.jit_cache.packed import PackedServable
-from servax.server.cli.layout import text_servable
+from servax.server import Server
 from servax.server.cli.wiring import load
 from servax.server.config import ModelConfig, ServeConfig
 from servax.server.errors import ConfigError
+from servax.server.layout import text_servable
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,26 @@ def test_texts_share_rows_unless_something_is_said_about_rows(options, padded, p
         assert max(b.elements for b in found.grid if b.rows > 1) <= options.get("max_elements", 1024)
 
 
+class Encoder:
+    task, name = "embedding", "folder/encoder"
+
+
+@pytest.mark.parametrize("model", [None, "minilm", type("Writer", (), {"task": "generation"})()])
+def test_only_encoders_make_one(model):
+    with pytest.raises(ConfigError, match="is made of an encoder that"):
+        text_servable(model)
+
+
+def test_what_is_no_servable_is_refused_with_what_makes_one():
+    for model in (Encoder(), "minilm", None):
+        with pytest.raises(ConfigError, match=f"got {type(model).__name__}: make one"):
+            Server(model)
+
+
 @pytest.mark.parametrize("option", [{"scheme": "linear:64"}, {"max_batch": 8}, {"sizes": "tuned"}])
 def test_packed_rows_have_a_grid_of_their_own(option):
     with pytest.raises(ConfigError, match=f"got {next(iter(option))} beside layout=packed"):
-        text_servable(None, ModelConfig(layout="packed", **option), "x", padded=False)
+        text_servable(Encoder(), ModelConfig(layout="packed", **option))
 
 
 def test_the_option_is_one_of_the_configuration():
