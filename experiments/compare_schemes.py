@@ -21,6 +21,7 @@ from ..bucketing import Bucket
 from .compare import Row, Runs, compare, setting
 from .contenders import Contender
 from .cost_table import LENGTHS, CostTable, cached, default_buckets
+from .extra import require
 from .reporting import machine, print_table, write_json
 from .simulate import Simulated
 from .traces import NAMES, Trace, load_trace
@@ -179,6 +180,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--load", type=float, default=0.5, help="unpadded work / device time (0.5)")
     parser.add_argument("--seed", type=int, default=0, help="seed of shuffles and of Poisson arrivals (0)")
     options = parser.parse_args(arguments)
+    if options.figures is not None:
+        require("matplotlib")
     if not 0 < options.load < 100 or (options.requests is not None and options.requests < 10):
         parser.error("--load is above 0 and --requests at least 10")
     return options

@@ -26,11 +26,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from ..models import GenerativeModel, load, tiny
 from .errors import ExperimentError
+from .extra import require
 from .generation_load import Batches, Bench, Seen, requests, same, summary
 from .reporting import machine, print_table, write_json
 
@@ -76,6 +75,9 @@ def streams(
 
 def draw(path: Path, found: Mapping[str, Any], seen: Mapping[str, Seen]) -> None:
     """Tokens a second, both latencies, and texts at work over time."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10.5, 6.4), layout="constrained")  # not pyplot, which holds global state
     FigureCanvasAgg(figure)
     (speed, first), (gaps, slots) = figure.subplots(2, 2)
@@ -124,6 +126,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the order and the prompts.")] = 0,
 ) -> None:
     """Compare ways of batching texts that are generated."""
+    if figures is not None:
+        require("matplotlib")
     model = tiny() if quick else load("smollm2")
     if not isinstance(model, GenerativeModel):
         raise ExperimentError(f"A model that generates text is needed; smollm2 is {type(model).__name__}.")

@@ -31,7 +31,7 @@ from ..bucketing import Grid, Ladder, powers_of_two
 from ..jit_cache import Servable
 from ..jit_cache.store import Store
 from ..server import BatchRecord, Server
-from .dynamic_figure import draw_dynamic
+from .extra import require
 from .minilm import minilm_servable
 from .noop import FixedDevice, noop_servable
 from .open_loop import poisson
@@ -201,6 +201,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
 ) -> None:
     """Compare dynamic with sequential serving of the same model."""
+    if plot is not None:
+        require("matplotlib")
     with tempfile.TemporaryDirectory() as folder:
         store = Store.open(Path(folder) / "store", home=Path(folder))
         devices = [minilm_device(int(one), store) for one in lengths.split(",") if one]
@@ -209,6 +211,8 @@ def main(
     if json_file is not None:
         write_json(json_file, {"machine": machine(), "seconds": seconds, "seed": seed, "rows": rows})
     if plot is not None:
+        from .dynamic_figure import draw_dynamic
+
         draw_dynamic(plot, rows)
 
 

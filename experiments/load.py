@@ -36,8 +36,8 @@ import typer
 
 from ..jit_cache.switches import SWITCH_S
 from .errors import ExperimentError
+from .extra import require
 from .grpc_load import infer_call
-from .load_figure import draw_load
 from .open_loop import Sender, poisson, saturated
 from .reporting import machine, print_table, write_json
 from .traces import NAMES, Trace, load_trace
@@ -251,6 +251,8 @@ def main(
     if child:
         serve_child()
         return
+    if figures is not None:
+        require("matplotlib")
     asked = [float(rate) for rate in rates.split(",") if rate]
     options: dict[str, Any] = {"seconds": 2.0 if quick else seconds, "slo_s": slo_ms / 1e3, "seed": seed}
     if url:
@@ -270,6 +272,8 @@ def main(
     if json_file is not None:
         write_json(json_file, {"machine": machine(), **found})
     if figures is not None:
+        from .load_figure import draw_load
+
         draw_load(figures / "load.png", found)
 
 

@@ -31,6 +31,7 @@ from ..bucketing import Grid, Ladder, fit_ladder
 from ..server.batching.batcher import Batcher
 from . import replicas as one_process
 from .cost_table import LinearCost
+from .extra import require
 from .fleet import Autoscaler, Fault, Fleet, FleetRun, Replica
 from .reporting import machine, print_table, write_json
 from .routers import Bands, Random, Two
@@ -235,6 +236,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Of texts, arrivals and routers.")] = 0,
 ) -> None:
     """Simulate fleets: routers, faults, a surge, a common start, a million requests a second."""
+    if figures is not None:
+        require("matplotlib")
     began = time.perf_counter()
     found = measure(quick, seed)
     more = {"rule": "scaled on", "joined": "joined|,d", "recovered_s": "late for, s|,.0f"}

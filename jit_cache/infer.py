@@ -96,7 +96,8 @@ def _item_dims(name: str, dims: _Dims) -> tuple[Dim, ...]:
             shown = ["?" if one is None else one for one in dims]
             raise SignatureError(
                 f"an output dim must follow from the axes of one item; output {name!r} has dims {shown}: "
-                f"declare it, outputs={{{name!r}: 'float32[...]'}}"
+                "declare its dtype and every dim, a number or an expression of axes, such as "
+                f"outputs={{{name!r}: 'float32[(length + 1)//2, 64]'}}"
             )
         known.append(dim)
     return tuple(known)

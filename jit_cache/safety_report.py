@@ -7,7 +7,8 @@ from ..bucketing import Bucket
 from .signature import BATCH
 
 _REMEDIES = {
-    "size": "keep padding out of every sum, mean, norm, maximum and count by the mask or the lengths",
+    "size": "keep padding out of every sum, mean, norm, maximum and count by the mask or the lengths; "
+    "pad convolutions by numbers, since with strides SAME pads by the size, and mask before each",
     "NaN": "take masked elements out with jnp.where before they are used: 0 x NaN is NaN",
     "junk": "take masked elements out with jnp.where before they are used",
     "order": "use the 'positions' input or a row's own data, never a row's place in the batch",

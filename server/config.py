@@ -134,8 +134,8 @@ class ModelConfig(BaseModel):
         max_batch: rows of the largest bucket, or texts that are generated at once; None means 32.
         max_length: limit of the length axis in tokens, or of prompt and text together; None takes the model's
             own.
-        scheme: ladder of the varying axes, as `name` or `name:argument,...`; None means
-            `powers_of_two:16`.
+        scheme: sizes of varying axes: `exact`, `single`, `linear:32`, `powers_of_two:8`, `geometric:1.5`,
+            `bounded_waste:25` or `explicit:64,128`; None means `powers_of_two:16`.
         max_elements: most elements (rows x tokens) of a bucket; None for no bound.
         layout: `padded`: each text a row of its own; `packed`: texts share rows, which wastes less, where the
             model can tell them apart. None means `packed` for the text models that we know, unless scheme,

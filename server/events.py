@@ -1,14 +1,16 @@
 """What happened to programs: each compile and load once, with its cause; the last few are kept for people."""
 
+import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 KEPT = 200
 _log = logging.getLogger("servax.programs")
+_local = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,46 @@ class Events:
             return [asdict(event) for event in self._events]
 
 
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a thread is making programs for.
+
+    Attributes:
+        cause: why; "" if nothing more is known than the phase of the thread.
+        model: for which model; "" if unknown.
+        bucket: for which bucket; "" for code of the model's own that is no bucket's program.
+    """
+
+    cause: str = ""
+    model: str = ""
+    bucket: str = ""
+
+
+@contextlib.contextmanager
+def making(cause: str, model: str = "", bucket: str = "") -> Iterator[None]:
+    """Say what the calling thread compiles for, for the length of a block."""
+    before = made_now()
+    _local.making = Making(cause, model, bucket)
+    try:
+        yield
+    finally:
+        _local.making = before
+
+
+def made_now() -> Making:
+    """What the calling thread said that it compiles for."""
+    found: Making = getattr(_local, "making", _NOTHING)
+    return found
+
+
+_NOTHING = Making()
+REFIT = "a re-fit asked for a new bucket"
+ASKED = "traffic asked for a bucket that was not warm"
+NEW_VERSION = "a new version of the model was warmed"
+FACTORY = "a reload ran the model's own code, which is no program of a bucket"
 CAUSES = {
     "warmup": "warm-up of the grid",
-    "background": "a re-fit asked for a new bucket",
+    "background": "work in the background, once the server was warm",
     "request": "code on a request's way traced something; `servax serve` seals against that",
     "other": "code outside of the server compiled something",
 }

@@ -194,8 +194,11 @@ def grid_rows(model: Any, totals: Mapping[tuple[str, str], Mapping[str, Any]]) -
     ready, planned = set(model.cache.ready()), set(model.grid) if model.batcher.planner else set()
     measured = measured_of(model.cost)
     rows = []
-    for bucket in sorted({*model.servable.grid, *ready}):
+    # What a re-fit let go is no bucket of this model any more.
+    for bucket in sorted({*(model.fitted or model.servable.grid), *ready}):
         one = warm.get(bucket)
+        program = model.cache.find(bucket)
+        facts = program.facts if one is None and program is not None else None if one is None else one.facts
         state = "warm" if bucket in ready else "failed" if bucket in failed else "cold"
         seconds = measured.get(bucket, None if one is None else one.run_s)
         rows.append(
@@ -205,9 +208,9 @@ def grid_rows(model: Any, totals: Mapping[tuple[str, str], Mapping[str, Any]]) -
                 "state": state,
                 "planned": bucket in planned,
                 "seconds": seconds,
-                "source": None if one is None else one.facts.source,
-                "code_bytes": None if one is None else one.facts.code_bytes,
-                "temp_bytes": None if one is None else one.facts.temp_bytes,
+                "source": None if facts is None else facts.source,
+                "code_bytes": None if facts is None else facts.code_bytes,
+                "temp_bytes": None if facts is None else facts.temp_bytes,
                 "error": failed.get(bucket),
                 **totals.get((model.name, str(bucket)), {}),
             }

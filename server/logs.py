@@ -8,6 +8,9 @@ from typing import Any, Literal, TextIO
 
 from .context import CALL
 
+CHANGES = logging.getLogger("servax.changes")
+"""Tells when what is served changed, rare and by somebody's wish: shown at the default level, `warning`."""
+
 # What every record has; anything else was given as `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
@@ -71,4 +74,6 @@ def set_up_logs(level: str, how: Literal["text", "json"], stream: TextIO | None 
     root.setLevel(logging.WARNING)
     for name in ("servax", "uvicorn"):
         logging.getLogger(name).setLevel(level.upper())
+    chosen = logging.getLogger("servax").level
+    CHANGES.setLevel(min(chosen, logging.INFO) if chosen <= logging.WARNING else chosen)
     logging.captureWarnings(True)

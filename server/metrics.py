@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from .batch_metrics import LATENCY_S, BatchMetrics
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .batching.batch import BatchRecord
     from .batching.faults import FaultRecord
     from .generation.engine import StepRecord
+    from .hosting.refit import Refitter
 
 _COMPILE_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -34,6 +35,25 @@ class _Ready:
         yield found
 
 
+class _Refits:
+    """Re-fits of each model that has them, counted by who does them."""
+
+    def __init__(self, metrics: "Metrics") -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The samples."""
+        found = CounterMetricFamily(
+            "servax_refits",
+            "Grids that were fitted anew to traffic: done; or failed, then the old one stays.",
+            labels=["model", "outcome"],
+        )
+        for name, one in self._metrics.refitters.items():
+            found.add_metric([name, "done"], one.swaps)
+            found.add_metric([name, "failed"], one.failures)
+        yield found
+
+
 class Metrics:
     """Counters, histograms and gauges of one server.
 
@@ -44,6 +64,7 @@ class Metrics:
         recent: the same counts for the live page.
         events: what happened to programs.
         ready_of: asked for the models and whether each can answer, whenever the metrics are read.
+        refitters: of each model whose grid is fitted to traffic; their counts are read likewise.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -131,7 +152,9 @@ class Metrics:
             registry=registry,
         )
         self.ready_of: Callable[[], Mapping[str, bool]] = dict
+        self.refitters: Mapping[str, Refitter] = {}
         registry.register(_Ready(self))
+        registry.register(_Refits(self))
         for phase in ("warmup", "request"):
             self._compiles.labels(phase)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ...jit_cache import WARMUP, WarmupStep
-from ..events import CAUSES, ProgramEvent
+from ..events import CAUSES, ProgramEvent, made_now
 from ..metrics import Metrics
 
 OnProgress = Callable[[str, WarmupStep], None]
@@ -15,7 +15,9 @@ def compile_counter(metrics: Metrics) -> Callable[[str, float], None]:
     def count(phase: str, seconds: float) -> None:
         metrics.compile(phase, seconds, "compiled")
         if phase != WARMUP:
-            metrics.events.add(ProgramEvent(phase, "compiled", seconds, CAUSES.get(phase, phase)))
+            now = made_now()
+            cause = now.cause or CAUSES.get(phase, phase)
+            metrics.events.add(ProgramEvent(phase, "compiled", seconds, cause, now.model, now.bucket))
 
     return count
 

@@ -114,7 +114,9 @@ def processor(store: str | None) -> Iterable[Found]:
 
 def features(machine: str, found: Sequence[str]) -> Iterable[Found]:
     """What a processor's instruction set is worth."""
-    vector = [one for one in ("avx2", "fma", "avx512f", "avx512_bf16", "amx_tile") if one in found]
+    vector = [
+        one for one in ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile") if one in found
+    ]
     if machine in ("x86_64", "AMD64"):
         good = "avx2" in vector and "fma" in vector
         remedy = "" if good else "matrix products run several times slower: choose another machine type"

@@ -103,7 +103,11 @@ def _show(found: Fitted) -> None:
         schemes.add_row(*row, style="bold" if one is found.compared[0] else None)
     console.print(schemes)
     count = len(found.ladder)
-    bill = f"{count} programs compile in {found.compile_s:.1f} s."
+    bill = (
+        f"{count} programs, one a size, compile in {found.compile_s:.1f} s "
+        f"at {found.compile_s / count:g} s each (--compile-seconds); "
+        "a server compiles each for every batch size it has."
+    )
     more = "One more program would save nothing: every size that was seen has its own."
     if found.next_waste is not None:
         saved = 1 - (1 - found.report.waste) / (1 - found.next_waste)

@@ -16,7 +16,9 @@ from ...jit_cache import BACKGROUND, compile_log
 from ...jit_cache.seal import open_seal
 from ..config import ModelConfig
 from ..errors import ConfigError, LoadFailed, Overloaded, StillAnswers, UnknownModel
+from ..events import FACTORY, making
 from ..fleet import Part, Replaces
+from ..logs import CHANGES
 from ..metrics import Metrics
 from ..text import Embedder, Tokenizer
 from .wiring import Resolved, load
@@ -118,6 +120,14 @@ class Reloader:
             )
         return named[0]
 
+    def _name_of(self, config: ModelConfig) -> str:
+        """The name that a model is served under, as other metrics have it; else as it is configured."""
+        if config.name is not None or config.model in self._engine.models:
+            return config.name or config.model
+        others = {one.name or one.model for one in self._configs if one is not config}
+        left = [name for name in self._engine.models if name not in others]
+        return left[0] if len(left) == 1 else config.model
+
     def join(self, timeout_s: float) -> None:
         """Wait for the reload in hand; the server ends."""
         with self._lock:
@@ -141,11 +151,11 @@ class Reloader:
 
     def _reload(self, config: ModelConfig, name: str | None = None) -> BaseException | None:
         """Load a model and swap it in; why it failed, or None."""
-        begin_s = time.monotonic()
+        begin_s, served = time.monotonic(), self._name_of(config)
         late: StillAnswers | None = None
         try:
             # What is sealed is the way of requests; a loader may trace and compile, in its own thread.
-            with compile_log().during(BACKGROUND), open_seal():
+            with compile_log().during(BACKGROUND), making(FACTORY, served), open_seal():
                 found = load(config, padded=self._padded)
             if not (isinstance(found, Resolved) and isinstance(self._engine, Replaces)):
                 raise ConfigError(
@@ -164,14 +174,16 @@ class Reloader:
                 late = error
         except BaseException as error:  # whatever a loader raises, an exit too: the old version goes on
             _log.error("model %r was not loaded anew, the old one stays: %s", config.model, error)
-            self._count.labels(config.model, "failed").inc()
+            self._count.labels(served, "failed").inc()
             return error
         else:
             if late is not None:
                 _log.warning("the version before a reload is still in memory: %s", late)
             seconds = time.monotonic() - begin_s
-            _log.info("model loaded anew", extra={"model": found.servable.name, "seconds": round(seconds, 3)})
-            self._count.labels(config.model, "done").inc()
+            CHANGES.info(
+                "model loaded anew", extra={"model": found.servable.name, "seconds": round(seconds, 3)}
+            )
+            self._count.labels(found.servable.name, "done").inc()
             return None
 
     def _require_same_tokens(self, found: Resolved) -> None:

@@ -218,6 +218,7 @@ def _embedding_server(
         on_fault=metrics.fault_record,
         tracing=tracing,
     )
+    metrics.refitters = server.refitters
     for name in server.models:
         metrics.watch_rows(
             name, partial(_load, server.models[name], 0), partial(_load, server.models[name], 1)

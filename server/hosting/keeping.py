@@ -15,6 +15,7 @@ from ...jit_cache.schedule import saved_by_bucket
 from ...jit_cache.scratch import scratch_without_weights
 from ..batching.dispatcher import Dispatcher
 from ..errors import ModelError
+from ..events import ASKED
 from .programs import Programs
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Keeper:
         if bucket in self._asked:
             return
         self._asked.add(bucket)
+        self._model.maker.causes[bucket] = ASKED
         try:
             future = self._model.cache.request(bucket)
         except JitCacheError:  # the compile service is closed: the server ends

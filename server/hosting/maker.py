@@ -12,6 +12,7 @@ from ...jit_cache.step_program import CaseProgram, SteppedProgram, compile_stepp
 from ...jit_cache.stepped import StepPlan
 from ...jit_cache.tune import SWITCHED, Tuner
 from ..errors import Closed
+from ..events import making
 
 Compile = Callable[[Servable, Bucket, Sequence[Any]], Program]
 # Enough for the overhead of a call to vanish among its steps; more would only hold the device for longer.
@@ -28,12 +29,16 @@ class Maker:
 
     Attributes:
         tuner: the variants of the servable, and what is known about their speed.
+        cause: why its programs are made now; "" for what the phase of the compile thread says.
+        causes: the same by bucket, of those that somebody asked for one by one.
     """
 
     def __init__(self, servable: Servable, compile_program: Compile) -> None:
         self._served: Servable | None = servable
         self._compile = compile_program
         self.tuner = Tuner(servable.variants)
+        self.name, self.cause = servable.name, ""
+        self.causes: dict[Bucket, str] = {}
         self._leaves: Sequence[jax.Array] | None = None
         self._early: dict[Bucket, Program] = {}
         self._stepped: SteppedProgram | None = None
@@ -85,6 +90,10 @@ class Maker:
         return self._make(bucket, variant, self._leaves if self._leaves is not None else ())
 
     def _make(self, bucket: Bucket, variant: str, leaves: Sequence[Any]) -> Program:
+        with making(self.causes.get(bucket, self.cause), self.name, str(bucket)):
+            return self._made(bucket, variant, leaves)
+
+    def _made(self, bucket: Bucket, variant: str, leaves: Sequence[Any]) -> Program:
         if variant != SWITCHED or bucket not in self._plan.index:
             function = self._servable if variant == SWITCHED else self._servable.as_variant(variant)
             return self._compile(function, bucket, leaves)

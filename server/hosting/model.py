@@ -39,6 +39,7 @@ class Model(Succession):
 
     Attributes:
         held: whether readiness, where it asks for the whole grid, waits for the end of the warm-up besides.
+        fitted: the grid that a re-fit put in place of the servable's; None before.
     """
 
     def __init__(self, servable: Servable, shared: Shared) -> None:
@@ -66,6 +67,7 @@ class Model(Succession):
         self._opened: list[Bucket] = []
         self._staging: dict[object, list[Staging | StepStaging]] = {}
         self.traffic: Traffic | None = None
+        self.fitted: Grid | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {len(self.cache.ready())} of {len(self.order)} programs warm)"
@@ -270,7 +272,7 @@ class Model(Succession):
         for bucket in self._opened:
             if bucket not in grid:
                 self._let_go(bucket)
-        self._opened = list(grid)
+        self._opened, self.fitted = list(grid), grid
         self.keeper.residency.replan(grid)
 
     def _let_go(self, bucket: Bucket) -> None:

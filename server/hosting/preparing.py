@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...jit_cache import CompileService
-from ...jit_cache.errors import MemoryPlanError, SignatureError, UnsafePaddingError
+from ...jit_cache.errors import JitCacheError, MemoryPlanError, SignatureError, UnsafePaddingError
 from ...jit_cache.packed import PackedServable
 from ...jit_cache.safety import require_safe
 from ...jit_cache.safety_packed import require_packed_safe
@@ -70,4 +70,10 @@ def _check_padding(model: Model, given: Mapping[str, Any]) -> None:
     except SignatureError as error:  # the model cannot be traced at all, which its warm-up tells
         _log.info("%s: padding could not be checked: %s", model.name, error)
     except Exception as error:  # the probing itself did not work out; the model may well be right
-        _log.warning("%s: padding could not be checked: %s", model.name, error)
+        _log.warning(
+            "%s: padding could not be checked, so it is served unchecked: %s: %s; `servax check` shows more",
+            model.name,
+            type(error).__name__,
+            error,
+            exc_info=not isinstance(error, JitCacheError),
+        )

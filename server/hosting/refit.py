@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ...bucketing import DriftDetector, Grid, Histogram, Ladder, fit_ladder, report
 from ...jit_cache import Program
 from ..errors import ConfigError
+from ..logs import CHANGES
 
 _log = logging.getLogger(__name__)
 _BATCH = "batch"
@@ -133,9 +134,11 @@ class Refitter:
         request: has a bucket's program made in the compile thread.
         probe: times a new program on the device thread, from where on it is planned with; blocks.
         swap: plans with a grid only and lets other programs go; returns when that is done, or raises.
+        name: of the model, for the log.
 
     Attributes:
         swaps: grids put in place so far.
+        failures: attempts that were given up.
         error: why the last attempt failed, if it did.
     """
 
@@ -150,13 +153,15 @@ class Refitter:
         request: Callable[..., "Future[Program]"],
         probe: Callable[[Program], float],
         swap: Callable[[Grid, float], None],
+        name: str = "",
     ) -> None:
+        self._name = name
         self._policy, self._grid, self._limits, self._traffic = policy, grid, limits, traffic
         self._now_s, self._request, self._probe, self._swap = now_s, request, probe, swap
         self._detector = DriftDetector(policy.raise_at, policy.clear_at, policy.hold_s)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="servax-refit", daemon=True)
-        self.swaps = 0
+        self.swaps = self.failures = 0
         self.error: Exception | None = None
 
     def start(self) -> None:
@@ -186,7 +191,8 @@ class Refitter:
             self._carry_out(proposal)
         except Exception as error:  # the old grid goes on serving; the next drift tries again
             self.error = error
-            _log.warning("a re-fit was given up, the grid stays: %s", error)
+            self.failures += 1
+            _log.warning("%s: a re-fit was given up, the grid stays: %s", self._name, error)
             return False
         finally:
             self._detector.rearm()
@@ -213,8 +219,9 @@ class Refitter:
             if bucket not in known:
                 self._probe(self._request(bucket).result(_COMPILE_TIMEOUT_S))
         self._swap(proposal.grid, _SWAP_TIMEOUT_S)
-        _log.info(
-            "re-fitted: %d buckets, waste %.0f %% -> %.0f %%",
+        CHANGES.info(
+            "%s: re-fitted to its traffic: %d buckets, waste %.0f %% -> %.0f %%",
+            self._name,
             len(proposal.grid),
             100 * proposal.waste_before,
             100 * proposal.waste_after,

@@ -6,11 +6,12 @@ from concurrent.futures import Future
 from functools import partial
 from types import MappingProxyType
 
-from ...bucketing import Grid
+from ...bucketing import Bucket, Grid
 from ...jit_cache import Program, warmup_order
 from ..batching.clock import Clock
 from ..batching.device import Swap
 from ..batching.dispatcher import Dispatcher
+from ..events import REFIT
 from .model import Model
 from .refit import RefitPolicy, Refitter, Traffic
 
@@ -84,6 +85,7 @@ class Refitting:
         new.traffic = old.traffic
         if refitter.swaps and dict(new.limits) == dict(old.limits):
             new.narrow(warmup_order(old.grid))
+            new.fitted = old.grid
 
     def resume(self, model: Model) -> None:
         """Go on with this model, in the place of the one of its name; nothing happens once stopped."""
@@ -92,7 +94,7 @@ class Refitting:
             if before is None or model.traffic is None or self._policy is None:
                 return
             after = self._made[model.name] = self._make(model, self._policy, model.traffic)
-            after.swaps = before.swaps
+            after.swaps, after.failures = before.swaps, before.failures
             if self._running:
                 after.start()
 
@@ -102,13 +104,18 @@ class Refitting:
             self._dispatcher.post(job)
             job.done.result(timeout_s)
 
+        def request(bucket: Bucket) -> "Future[Program]":
+            model.maker.causes[bucket] = REFIT
+            return model.cache.request(bucket)
+
         return Refitter(
             policy,
+            name=model.name,
             grid=lambda: model.grid,
             limits=model.limits,
             traffic=traffic,
             now_s=self._clock.now,
-            request=model.cache.request,
+            request=request,
             probe=partial(self._probe, model),
             swap=swap,
         )

@@ -15,6 +15,7 @@ from ...jit_cache.outputs import same_structure
 from ..batching.device import Retire
 from ..batching.dispatcher import Dispatcher
 from ..errors import Closed, ConfigError, StillAnswers
+from ..events import NEW_VERSION
 from .model import Model
 from .preparing import prepare
 from .refitting import Refitting
@@ -97,6 +98,7 @@ class Versions:
                     f"{servable.name!r}: rename it"
                 )
             new = Model(servable, self._shared)
+            new.maker.cause = NEW_VERSION
             self._by_lane[new.lane : new.lane + 1] = [new]  # in the place of one that left, or at the end
             self._refitting.hand_over(old, new)
             try:

@@ -125,12 +125,18 @@ def effective(engine: Engine, name: str, options: Options | None) -> dict[str, A
         values: Mapping[str, Any] = getattr(engine, "options", {})
         options = {path: {"value": value, "source": "code"} for path, value in values.items()}
     grid = getattr(model, "grid", None)
+    fitted = getattr(model, "fitted", None) is not None
+    # Of several models the option is not told apart by name, and stays as it was configured.
+    if fitted and len(engine.models) == 1:
+        options = {**options, "scheme": {"value": "fitted to traffic", "source": "re-fit"}}
     return {
         "name": name,
         "version": model.version,
         "limits": dict(model.limits),
         "max_request_rows": model.max_request_rows,
         "buckets": None if grid is None else [str(bucket) for bucket in grid],
+        "rungs": None if grid is None else {axis: list(grid.rungs(axis)) for axis in grid.axes},
+        "fitted": fitted,
         "generation": dict(model.options) if isinstance(model, TextServer) else None,
         "options": options,
     }

@@ -133,9 +133,8 @@ class Entry:
 
 def _log_line(scope: Scope, status: int, seconds: float, client: str) -> None:
     _access.info(
-        "%s %s %s",
+        "%s %s" if status else "%s %s, client gone",
         scope["method"],
         scope["path"],
-        status or "client gone",
         extra={"status": status, "seconds": round(seconds, 6), "client": client},
     )

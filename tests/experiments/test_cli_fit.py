@@ -46,7 +46,7 @@ def test_the_azure_prompts() -> None:
 def test_the_table_names_the_ladder_the_bill_and_the_next_program() -> None:
     code, out, err = run(CONV, "--axis", "prompt_tokens", "--programs", "4", "--compile-seconds", "2.5")
     assert (code, err) == (0, "")
-    assert "4 programs compile in 10.0 s." in out
+    assert "4 programs, one a size, compile in 10.0 s at 2.5 s each" in out
     assert "One more program would bring the waste from" in out
     assert "--scheme explicit:" in out
     assert "held out" in out

@@ -1,5 +1,6 @@
 """What a servable returns: inferred dims, and cutting a batch back to its items."""
 
+import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -189,7 +190,7 @@ def test_what_probing_cannot_tell_is_asked_for():
     def apply(x):
         return jnp.repeat(branching(x), 2, axis=1)
 
-    with pytest.raises(SignatureError, match=r"has dims \['batch', '\?'\]: declare it, outputs=.*'float32"):
+    with pytest.raises(SignatureError, match=r"has dims \['batch', '\?'\]: declare its .*outputs=.*'float32"):
         dims(apply)
     declared = {"output": "float32[2*length]"}
     assert dims(apply, outputs=declared) == {"output": ("2*length",)}
@@ -304,3 +305,15 @@ def test_a_declared_fixed_dim_is_cut_too():
 
 def test_a_grid_of_one_row():
     assert dims(lambda x: x * 2, scheme={"batch": [1]}, limit=4) == {"output": ("length",)}
+
+
+def test_the_declaration_in_the_refusal_is_one_that_is_understood():
+    with pytest.raises(SignatureError, match="must follow from the axes of one item") as refused:
+        dims(lambda x: x @ x.T)
+    shown = re.search(r"'(float32\[[^\]]*\])'}", str(refused.value))
+    assert shown is not None
+
+    def apply(x):
+        return jnp.zeros((x.shape[0], (x.shape[1] + 1) // 2, 64))
+
+    assert dims(apply, outputs={"output": shown[1]}) == {"output": ("(length + 1)//2", 64)}

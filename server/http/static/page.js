@@ -121,19 +121,30 @@ function cell(model, bucket, most) {
   return make("td", {}, button);
 }
 
-function heatMap(model) {
-  const table = make("table", { class: "heat" });
+// As many columns side by side as can be read; the rest goes into further tables below.
+function heatMaps(model) {
   const label = (sizes) => sizes.join("×") || "items";
   const columns = [...new Map(model.buckets.map((b) => [label(b.sizes.slice(1)), b.sizes.slice(1)])).entries()];
   columns.sort(([, a], [, b]) => a.reduce((s, v, i) => s || v - b[i], 0));
   const rows = [...new Set(model.buckets.map((b) => b.sizes[0]))].sort((a, b) => a - b);
   const most = Math.max(...model.buckets.map((b) => METRICS[metric].of(b) ?? 0));
+  const widest = Math.max(46, 16 + 8 * Math.max(...columns.map(([name]) => name.length)));
+  const room = Math.max(1, Math.floor((Math.max(560, find("models").clientWidth) - 92) / widest));
+  const tables = Math.ceil(columns.length / room);
+  const each = Math.ceil(columns.length / tables);
+  return Array.from({ length: tables }, (_, place) =>
+    heatMap(model, columns.slice(place * each, (place + 1) * each), rows, most, label));
+}
+
+function heatMap(model, columns, rows, most, label) {
+  const table = make("table", { class: "heat" });
   const corner = make("th", { class: "corner", scope: "col" }, `${model.axes[0]} \\ ${model.axes.slice(1).join("×") || "–"}`);
   const head = make("tr", {}, corner);
   for (const [name] of columns) head.append(make("th", { scope: "col" }, name));
   table.append(make("caption", { class: "hidden" }, `Buckets of ${model.name}`), make("thead", {}, head));
   const body = make("tbody");
   for (const size of rows) {
+    if (!columns.some(([name]) => model.buckets.some((b) => b.sizes[0] === size && label(b.sizes.slice(1)) === name))) continue;
     const line = make("tr", {}, make("th", { scope: "row" }, String(size)));
     for (const [name] of columns) {
       const bucket = model.buckets.find((b) => b.sizes[0] === size && label(b.sizes.slice(1)) === name);
@@ -147,9 +158,9 @@ function heatMap(model) {
 
 // A model that generates text has no grid, but programs: what each did.
 function programTable(model) {
-  const table = make("table", {}, make("caption", { class: "hidden" }, `Programs of ${model.name}`));
+  const table = make("table", { class: "programs" }, make("caption", { class: "hidden" }, `Programs of ${model.name}`));
   const heads = ["program", "from", "a run", "runs", "rows", "tokens", "padding"];
-  table.append(make("thead", {}, make("tr", {}, ...heads.map((name) => make("th", { scope: "col" }, name)))));
+  table.append(make("thead", {}, make("tr", {}, ...heads.map((name, place) => make("th", { scope: "col", class: place > 1 ? "number" : "" }, name)))));
   const body = make("tbody");
   for (const one of model.programs) {
     const seconds = one.runs ? one.device_s / one.runs : one.seconds;
@@ -170,10 +181,12 @@ function drawModels() {
       : m.programs ? `${m.free_pages} free pages` : "no grid";
     const line = `version ${m.version}, ${counts}, ${m.waiting_rows ?? 0} waiting, ${m.running_rows ?? 0} running`;
     const title = make("h3", {}, `${m.name} `, make("span", { class: "quiet" }, line));
-    const table = m.buckets ? heatMap(m) : m.programs?.length ? programTable(m) : null;
-    return table ? [title, make("div", { class: "scroll" }, table)] : [title];
+    const tables = m.buckets ? heatMaps(m) : m.programs?.length ? [programTable(m)] : [];
+    return [title, ...tables.map((table) => make("div", { class: "scroll" }, table))];
   });
   if (parts.length) find("models").replaceChildren(...parts);
+  // Without a grid there is nothing to colour, to point at or to explain.
+  for (const id of ["metric", "legend", "detail", "explain-part"]) find(id).hidden = !models.length && parts.length > 0;
   find("legend").textContent = `${METRICS[metric].legend} · dashed: not warm yet · dotted: warm, but not planned with`;
   if (held) document.querySelector(`[data-key="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
   for (const model of models) {

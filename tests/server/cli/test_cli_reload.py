@@ -9,16 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import httpx
+import jax
+import jax.numpy as jnp
 import pytest
 import tritonclient.http as triton
+from servax.jit_cache import compile_log
 from servax.server import errors
 from servax.server.cli import reload
+from servax.server.cli.counting import compile_counter
 from servax.server.cli.late import LateEngine
 from servax.server.cli.wiring import Resolved
 from servax.server.config import ModelConfig
+from servax.server.events import FACTORY
 from servax.server.metrics import Metrics
 from tritonclient.utils import InferenceServerException
 
@@ -97,7 +102,7 @@ def test_W7_new_weights_are_served_without_a_failure_or_a_compile(served: Any) -
     until(lambda: bool(failures) or answers[-1:] == [2.0])
     weight.write_text("none")
     running.send_signal(signal.SIGHUP)
-    until(lambda: sample(client, 'servax_reloads_total{model="reloaded:make",outcome="failed"}') == 1)
+    until(lambda: sample(client, 'servax_reloads_total{model="m",outcome="failed"}') == 1)
     heard = len(answers)
     until(lambda: bool(failures) or len(answers) > heard)
     stop.set()
@@ -105,10 +110,11 @@ def test_W7_new_weights_are_served_without_a_failure_or_a_compile(served: Any) -
     assert failures == []
     assert answers == sorted(answers)
     assert set(answers) == {1.0, 2.0}
-    assert sample(client, 'servax_reloads_total{model="reloaded:make",outcome="done"}') == 1
+    assert sample(client, 'servax_reloads_total{model="m",outcome="done"}') == 1
     assert sample(client, 'servax_compiles_total{phase="warmup"}') == compiles > 0
     assert sample(client, 'servax_compiles_total{phase="request"}') == 0
     until(lambda: any("the old one stays" in line and "none" in line for line in said))
+    assert any("model loaded anew model=m" in line for line in said)  # at the default level
     has_it_loaded(client, weight)
 
 
@@ -116,6 +122,7 @@ class _Engine:
     """Serves nothing; a swap waits until the test lets it go on."""
 
     draining = False
+    models: ClassVar[dict[str, object]] = {}
 
     def __init__(self) -> None:
         self.swapped: list[str] = []
@@ -239,17 +246,20 @@ def test_a_swap_that_outlasts_our_patience_is_told_from_one_that_failed(
 
     found = Resolved(cast(Any, SimpleNamespace(name="m")))
     monkeypatch.setattr(reload, "load", failing(loads, found))
-    metrics, engine = Metrics(), SimpleNamespace(draining=False, replace=failing(swaps, None))
+    metrics, engine = (
+        Metrics(),
+        SimpleNamespace(draining=False, models={"m": None}, replace=failing(swaps, None)),
+    )
     reloader = reload.Reloader(cast(Any, engine), [ModelConfig(model="a:b")], {}, metrics)
     reloader.ask()
-    until(lambda: metrics.value("servax_reloads_total", model="a:b", outcome=outcome) == 1)
+    until(lambda: metrics.value("servax_reloads_total", model="m", outcome=outcome) == 1)
     reloader.join(_PATIENCE_S)
     assert said in caplog.text
 
 
 def test_a_loader_that_asks_for_the_end_ends_its_own_reload_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reload, "load", lambda *_, **__: sys.exit("no"))
-    metrics, engine = Metrics(), cast(Any, SimpleNamespace(draining=False))
+    metrics, engine = Metrics(), cast(Any, SimpleNamespace(draining=False, models={}))
 
     def failed() -> float:
         return metrics.value("servax_reloads_total", model="a:b", outcome="failed")
@@ -259,3 +269,20 @@ def test_a_loader_that_asks_for_the_end_ends_its_own_reload_only(monkeypatch: py
         reloader.ask()
         until(lambda least=count: failed() >= least)
     reloader.join(_PATIENCE_S)
+
+
+def test_what_a_factory_compiles_is_no_re_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*_: Any, **__: Any) -> Resolved:
+        jax.jit(lambda x: x * 3 + 1)(jnp.ones(5)).block_until_ready()
+        return Resolved(cast(Any, SimpleNamespace(name="m")))
+
+    monkeypatch.setattr(reload, "load", make)
+    metrics = Metrics()
+    engine = cast(Any, SimpleNamespace(draining=False, models={"m": None}, replace=lambda *_, **__: None))
+    unsubscribe = compile_log().subscribe(compile_counter(metrics))
+    reloader = reload.Reloader(engine, [ModelConfig(model="a:b")], {}, metrics)
+    reloader.load("m").result(_PATIENCE_S)
+    unsubscribe()
+    told = metrics.events.listed()
+    assert told
+    assert {(one["phase"], one["cause"], one["model"]) for one in told} == {("background", FACTORY, "m")}

@@ -99,6 +99,18 @@ def test_a_model_of_which_padding_is_refused_is_lost():
         server.close()
 
 
+def test_a_check_that_breaks_says_loudly_that_padding_is_unchecked(monkeypatch, caplog):
+    def broken(*_, **__):
+        raise TypeError("of our own making")
+
+    monkeypatch.setattr("servax.server.hosting.preparing.require_safe", broken)
+    double = Servable(lambda x: x * 2, inputs={"x": "float32[]"}, limits={"batch": 2})
+    with Server(double, programs=Programs(check_padding=True)):
+        found = [one for one in caplog.records if "served unchecked: TypeError: of our" in one.getMessage()]
+    assert [one.levelname for one in found] == ["WARNING"]
+    assert found[0].exc_info
+
+
 class Steps:
     """Programs of a fake device, each made when it is let."""
 

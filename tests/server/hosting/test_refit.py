@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from servax.bucketing import Grid, Ladder
 from servax.jit_cache import REQUEST, WarmupError, compile_log
 from servax.server import BatchRecord, ConfigError, RefitPolicy
+from servax.server.cli.counting import compile_counter
+from servax.server.events import REFIT
+from servax.server.explain import grid_rows
 from servax.server.hosting.refit import Refitter, Traffic, propose
+from servax.server.http.debug import effective, overview
+from servax.server.metrics import Metrics
 
 AXES = ("batch", "length")
 EAGER = RefitPolicy(interval_s=3600.0, min_rows=20, raise_at=0.2, clear_at=0.1, hold_s=0.0)
@@ -126,6 +131,7 @@ def test_a_failed_compile_leaves_the_grid_and_says_why() -> None:
     assert not stage.refitter.look()
     assert stage.grid is before
     assert "no memory for it" in str(stage.refitter.error)
+    assert stage.refitter.failures == 1
     stage.fail = None
     assert stage.refitter.look()
     assert stage.refitter.error is None
@@ -133,6 +139,8 @@ def test_a_failed_compile_leaves_the_grid_and_says_why() -> None:
 
 def test_a_live_grid_follows_its_traffic_without_a_compile_on_the_way() -> None:
     records: list[BatchRecord] = []
+    metrics = Metrics()
+    unsubscribe = compile_log().subscribe(compile_counter(metrics))
     servable = servax.Servable(
         lambda x, mask: jnp.where(mask, x, 0.0).sum(1),
         inputs={"x": "float32[length]", "mask": "mask[length]"},
@@ -171,8 +179,30 @@ def test_a_live_grid_follows_its_traffic_without_a_compile_on_the_way() -> None:
         assert {record.bucket["length"] for record in records[seen + 10 :]} == {70}
         model = server.model()
         assert set(model.cache.ready()) == set(model.grid)
+        _require_shown(server, metrics)
         assert 256 in model.grid.rungs("length")
         assert server(x=np.ones(256, np.float32)) == 256
+    unsubscribe()
+
+
+def _require_shown(server: servax.Server, metrics: Metrics) -> None:
+    """After a re-fit: its grid and no other bucket, named programs, a count, the option in force."""
+    model = server.model()
+    metrics.refitters = server.refitters
+    (one,) = overview(server, metrics, 0.0)["models"]
+    assert {row["bucket"] for row in one["buckets"]} == {str(bucket) for bucket in model.grid}
+    assert {(row["state"], row["source"]) for row in one["buckets"]} == {("warm", "compiled")}
+    assert all(row["planned"] and row["code_bytes"] > 0 for row in one["buckets"])
+    told = [event for event in metrics.events.listed() if event["phase"] == "background"]
+    assert {(event["model"], event["cause"]) for event in told} == {("model", REFIT)}
+    assert {event["bucket"] for event in told} == {str(one) for one in model.grid} - {
+        str(one) for one in model.servable.grid
+    }
+    assert metrics.value("servax_refits_total", model="model", outcome="done") == 1
+    assert metrics.value("servax_refits_total", model="model", outcome="failed") == 0
+    body = effective(server, "model", {"scheme": {"value": "fit", "source": "flag"}})
+    assert body["options"]["scheme"] == {"value": "fitted to traffic", "source": "re-fit"}
+    assert body["rungs"]["length"] == list(model.grid.rungs("length"))
 
 
 def _until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
@@ -213,6 +243,7 @@ def test_a_new_version_begins_with_the_fitted_grid_and_is_fitted_on() -> None:
         new = server.replace(_summing("2"))
         assert server.model() is new
         assert new.grid == fitted
+        assert {row["bucket"] for row in grid_rows(new, {})} == {str(bucket) for bucket in fitted}
         assert set(new.cache.ready()) == set(fitted)
         second = server.refitters["model"]
         assert second is not first

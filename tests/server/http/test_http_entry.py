@@ -11,7 +11,7 @@ from servax.server.context import CALL, client_of_call, parse_traceparent
 from servax.server.errors import Overloaded
 from servax.server.http.asgi import create_app
 from servax.server.http.entry import OPEN_PATHS
-from servax.server.logs import JsonFormatter, TextFormatter, set_up_logs
+from servax.server.logs import CHANGES, JsonFormatter, TextFormatter, set_up_logs
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 X8 = {"name": "x", "shape": [1, 8], "datatype": "FP32", "data": [1.5] * 8}
@@ -28,7 +28,7 @@ def lines() -> Iterator[Any]:
     """Logs of the command line, as JSON; the process's own set-up comes back afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in ("servax", "uvicorn")}
+    levels = {name: logging.getLogger(name).level for name in ("servax", "servax.changes", "uvicorn")}
     stream = io.StringIO()
     set_up_logs("info", "json", stream)
     yield lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -66,6 +66,24 @@ def test_probes_metrics_and_the_page_need_no_key(keyed: Any) -> None:
         assert keyed.call("GET", path).status_code == 200, path
     assert keyed.call("GET", "/v1/models").status_code == 401
     assert keyed.call("GET", "/debug/explain").status_code == 401
+
+
+@pytest.mark.parametrize(("level", "told"), [("debug", 1), ("info", 1), ("warning", 1), ("error", 0)])
+def test_what_changed_is_told_at_the_default_level(lines: Any, level: str, told: int) -> None:
+    said = io.StringIO()
+    set_up_logs(level, "text", said)
+    CHANGES.info("m: re-fitted")
+    logging.getLogger("servax.other").debug("quiet")
+    assert said.getvalue().count("m: re-fitted") == told
+
+
+def test_a_line_tells_the_status_once(site: Any, lines: Any) -> None:
+    said = io.StringIO()
+    set_up_logs("info", "text", said)  # `lines` puts things back
+    infer(site)
+    (line,) = [one for one in said.getvalue().splitlines() if "servax.access" in one]
+    assert line.count("200") == 1
+    assert " status=200 " in line
 
 
 def test_the_trace_and_the_id_are_in_every_line(site: Any, lines: Any) -> None:

@@ -140,3 +140,28 @@ def test_a_language_model_shows_what_its_programs_did(visit: Any) -> None:
             ["decode 2x1", "store", "500 ms", "1", "1", "1", "50 %"]
         )
         assert page.locator("#models tbody tr").count() == 1
+    # Nothing here has buckets: nothing to colour, to point at or to explain.
+    for part in ("#metric", "#legend", "#detail", "#explain-part"):
+        assert page.locator(part).is_hidden()
+    sides = "nodes => nodes.map(node => getComputedStyle(node).textAlign)"
+    assert page.eval_on_selector_all("#models th", sides) == ["left"] * 2 + ["right"] * 5
+    assert page.eval_on_selector_all("#models tbody tr:first-child td", sides)[2:] == ["right"] * 5
+
+
+def test_many_columns_are_wrapped_and_stay_readable(visit: Any) -> None:
+    servable = servax.Servable(
+        lambda params, *, x: {"y": x * params},
+        jnp.float32(2),
+        inputs={"x": "float32[words, docs]"},
+        limits={"words": 128, "docs": 128, "batch": 2},
+        scheme={"words": [8, 16, 32, 64, 100, 128], "docs": [8, 16, 32, 64, 100, 128]},
+        name="wide",
+    )
+    engine = servax.Server(servable)  # never started: cold buckets have headings too
+    with running(create_app(engine)) as url:
+        page = visit(url)
+        page.wait_for_selector(".heat button")
+        assert page.locator(".heat").count() > 1
+        assert page.locator(".heat button").count() == len(servable.grid)
+        fits = "nodes => nodes.every(node => node.scrollWidth <= node.clientWidth)"
+        assert page.eval_on_selector_all(".heat th:not(.corner)", fits)
