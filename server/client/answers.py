@@ -30,6 +30,16 @@ class Inference:
     def __getitem__(self, name: str) -> Any:
         return self.outputs[name]
 
+    def __repr__(self) -> str:
+        shown = {name: _shape(value) for name, value in self.outputs.items()}
+        return f"Inference({shown}, model={self.model!r}, version={self.version!r})"
+
+
+def _shape(value: Any) -> str:
+    """An array as it is declared; numbers by the hundred tell nobody anything."""
+    dtype, shape = getattr(value, "dtype", "texts"), getattr(value, "shape", None)
+    return f"{dtype}[{', '.join(map(str, shape if shape is not None else (len(value),)))}]"
+
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:

@@ -248,9 +248,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         said = UnknownPath(f"The path must be one of /openapi.json's, got {path!r}; correct it.")
     elif error.status_code == 405:
-        said = MethodNotAllowed(
-            f"A path takes its own methods, got {request.method} {path!r}; see /openapi.json."
-        )
+        takes = (error.headers or {}).get("Allow", "its own methods")
+        said = MethodNotAllowed(f"{path!r} takes {takes}, got {request.method}; see /openapi.json.")
     else:
         said = BadRequest(f"A request must be well-formed, got: {error.detail}; see /openapi.json.")
     response = _error_response(path, said, None, error.status_code)

@@ -45,6 +45,7 @@ def inside(site: Site, action: Any) -> Any:
 def test_tensors_in_and_out(client: Client) -> None:
     x = np.arange(16, dtype=np.float32).reshape(2, 8)
     answer = client.infer("double", {"x": x}, request_id="mine")
+    assert repr(answer).startswith("Inference({'y': 'float32[")
     np.testing.assert_array_equal(answer["y"], 2 * x)
     assert answer["n"].tolist() == [8, 8]
     assert (answer.model, answer.version, answer.request_id) == ("double", "1", "mine")

@@ -214,8 +214,8 @@ def test_request_ids_are_echoed_or_made(site: Any, path: str) -> None:
 def test_unknown_paths_and_methods(site: Any, refused: Callable[..., str]) -> None:
     refused(site.call("GET", "/v1/nope"), 404, "unknown_path", "/v1/nope")
     refused(site.call("GET", "/v2/nope"), 404, "unknown_path", "/v2/nope")
-    refused(site.call("GET", "/v1/embeddings"), 405, "method_not_allowed", "GET")
-    refused(site.call("DELETE", "/v2/models/double/infer"), 405, "method_not_allowed", "DELETE")
+    refused(site.call("GET", "/v1/embeddings"), 405, "method_not_allowed", "takes POST, got GET")
+    refused(site.call("DELETE", "/v2/models/double/infer"), 405, "method_not_allowed", "got DELETE")
     refused(site.call("GET", "/v2/models/no"), 404, "unknown_model", "'no'")
     refused(site.call("GET", "/v2/models/toy/versions/9"), 404, "unknown_model", "'toy (9)'")
     assert site.call("GET", "/v1/embeddings").headers["allow"] == "POST"
