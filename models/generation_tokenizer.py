@@ -34,6 +34,12 @@ class GenerationTokenizer(TextTokenizer):
         stream = self.stream(skip_special=skip_special)
         return stream.push(map(int, ids)) + stream.flush()
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text; of some a part of a character."""
+        if self._table is not None:
+            return self._table.join([token], skip_special=False)
+        return self.decode([token], skip_special=False).encode()
+
     def stream(self, *, skip_special: bool = True) -> Detokenizer:
         """A detokenizer for one sequence."""
         if self._table is not None:

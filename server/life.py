@@ -94,6 +94,8 @@ class Life(ABC):
         await asyncio.to_thread(self.close, drain_s)
 
     def __enter__(self) -> Self:
+        if self._state == "started":  # by its owner, who hands it over
+            return self.wait_ready()
         try:
             return self.start().wait_ready()
         except BaseException:

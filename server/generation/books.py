@@ -30,11 +30,13 @@ class Work:
         copies: pages to copy, `(source, target)`.
         fills: token counts to write: slot, prompt, text.
         launches: programs to run.
+        failed: newcomers that could not be booked, and why; then nothing is launched.
     """
 
     copies: list[tuple[int, int]] = field(default_factory=list)
     fills: list[tuple[int, np.ndarray, np.ndarray]] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
+    failed: list[tuple[Generation, Exception]] = field(default_factory=list)
 
 
 class Books:
@@ -180,7 +182,12 @@ class Books:
             self._grow(self.running[key], count)
         for key in decided.admit:
             self.waiting.remove(newcomers[key])
-            self._admit(newcomers[key], found[key], shared[key], work)
+            try:
+                self._admit(newcomers[key], found[key], shared[key], work)
+            except Exception as error:  # of this one alone; what was decided names it, so decide again
+                work.failed.append((newcomers[key], error))
+        if work.failed:
+            return
         launcher = self._launcher
         parts = [(self.running[chunk.key], chunk) for chunk in decided.chunks]
         decoding = [self.running[key] for key in decided.decode]
@@ -203,6 +210,9 @@ class Books:
         self.table.set_pages(one.place, one.pages[begin:], self.pool, begin)
 
     def _admit(self, one: Generation, entries: list[Entry], shared: list[int], work: Work) -> None:
+        # First, so that whoever ends it after a failure below finds what it holds.
+        one.move(State.RUNNING)
+        self.running[one.rank[1]], one.pages = one, shared
         tokens, size = one.tokens(), self.limits.page_size
         start = len(shared) * size
         source = None
@@ -224,8 +234,6 @@ class Books:
         self.table.ints[slot, STEP] = len(one.text)
         if one.params.penalized:
             work.fills.append((slot, one.prompt, np.asarray(one.text, np.int32)))
-        one.move(State.RUNNING)
-        self.running[one.rank[1]] = one
         self.cache.hit_tokens += start
 
     # -- come back ----------------------------------------------------------------------------------

@@ -134,6 +134,8 @@ class Engine:
             if decided.empty and not decided.preempt:
                 return False
             self.books.carry_out(decided, found, work)
+            for one, error in work.failed:
+                self._end(one, State.FAILED, _failure(error))
             self.desk.show(self.books)
             flight.launches = [(launch, None) for launch in work.launches]
             self.programs.copy(work.copies)

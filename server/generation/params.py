@@ -1,12 +1,21 @@
 """What a caller asks of a continuation. Data only: no value of it decides which program runs."""
 
-import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import BadRequest
 
 _SEEDS = 1 << 64
+# At any temperature far within float32, whose infinities the sampler has a use of its own for.
+_MOST_BIAS = 1e6
+_KINDS = {
+    **dict.fromkeys(("max_tokens", "seed", "logprobs"), "an integer or None"),
+    **dict.fromkeys(("min_tokens", "top_k"), "an integer"),
+    "logit_bias": "numbers by integer token",
+    "stop_ids": "integers",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,7 @@ class SamplingParams:
     skip_special: bool = True
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._check_lengths()
         _between("temperature", self.temperature, 0.0, 100.0)
         _between("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -67,10 +77,32 @@ class SamplingParams:
             raise BadRequest(
                 f"stop is one or more strings of at least one character; got {self.stop!r}: leave it out"
             )
-        if not all(math.isfinite(value) for value in self.logit_bias.values()):
-            raise BadRequest(f"logit_bias holds finite numbers; got {dict(self.logit_bias)}: use -100 to ban")
+        if not all(abs(value) <= _MOST_BIAS for value in self.logit_bias.values()):  # also refuses NaN
+            raise BadRequest(
+                f"logit_bias holds finite numbers up to {_MOST_BIAS:g}; got {dict(self.logit_bias)}: use "
+                "-100 to ban"
+            )
         if self.seed is not None and not -_SEEDS // 2 <= self.seed < _SEEDS:
             raise BadRequest(f"seed is an integer of 64 bits; got {self.seed}: take a smaller one")
+
+    def _check_kinds(self) -> None:
+        """Numbers become Python's own: those of NumPy wrap around, or warn, where they are used."""
+        given: Mapping[str, Callable[[Any], Any]] = {
+            **dict.fromkeys(("max_tokens", "seed", "logprobs"), _integer_or_none),
+            **dict.fromkeys(("min_tokens", "top_k"), operator.index),
+            **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), _real),
+            **dict.fromkeys(("presence_penalty", "frequency_penalty"), _real),
+            "logit_bias": lambda found: {operator.index(key): _real(value) for key, value in found.items()},
+            "stop_ids": lambda found: tuple(map(operator.index, found)),
+        }
+        for name, kind in given.items():
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, kind(value))
+            except (TypeError, AttributeError):
+                raise BadRequest(
+                    f"{name} is {_KINDS.get(name, 'a number')}; got {value!r}: correct it"
+                ) from None
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -88,6 +120,16 @@ class SamplingParams:
     def penalized(self) -> bool:
         """Whether earlier tokens change the choice."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _integer_or_none(value: Any) -> int | None:
+    return None if value is None else operator.index(value)
+
+
+def _real(value: Any) -> float:
+    if isinstance(value, str):
+        raise TypeError(value)
+    return float(value)
 
 
 def _between(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -61,8 +61,8 @@ def read_call(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> Ca
         )
     given = dict(zip(names, args, strict=False)) | inputs
     first = next((one for one in model.inputs if one.name in given), None)
-    if first is None:
-        return Call(model, [given], True, {})
+    if first is None or any(name not in names for name in given):
+        return Call(model, [given], True, {})  # whose names are refused with those that are right
     try:
         arrays = {name: np.asarray(value) for name, value in given.items()}
     except ValueError as error:
@@ -71,7 +71,14 @@ def read_call(model: Model, args: tuple[Any, ...], inputs: dict[str, Any]) -> Ca
         ) from None
     if arrays[first.name].ndim == len(first.dims):
         return Call(model, [arrays], True, arrays)
-    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+    for one in model.inputs:
+        array = arrays.get(one.name)
+        if array is not None and array.ndim <= len(one.dims):
+            raise BadTensor(
+                f"input {one.name!r} has {len(one.dims)} dims for one item and one more for rows; got "
+                f"{array.ndim} with {first.name!r} as rows: reshape it"
+            )
+    counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) > 1:
         raise TypeError(f"the inputs of a batch have the same number of rows; got {counts}")
     rows = [{name: array[row] for name, array in arrays.items()} for row in range(counts[first.name])]

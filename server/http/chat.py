@@ -58,7 +58,8 @@ class Chat:
         if request.top_logprobs is not None and not request.logprobs:
             call.param = "top_logprobs"
             raise BadRequest("top_logprobs needs logprobs true; got false: set both or none")
-        most = request.max_completion_tokens or request.max_tokens
+        most = request.max_completion_tokens
+        most = request.max_tokens if most is None else most
         params = request.params(
             call, max_tokens=most, logprobs=request.top_logprobs or 0 if request.logprobs else None
         )
@@ -127,9 +128,13 @@ def _logprobs(asked: Asked, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]
     if asked.params[0].logprobs is None:
         return None
 
+    token_bytes = getattr(asked.server.model.tokenizer, "token_bytes", None)
+
     def word(token: int, value: float) -> dict[str, Any]:
         (text,) = words(asked, [token])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
+        # Those of the token itself, so that clients can join parts of a character.
+        own = text.encode() if token_bytes is None else token_bytes(token)
+        return {"token": text, "logprob": value, "bytes": list(own)}
 
     content = [
         {**word(one.token, one.logprob), "top_logprobs": [word(token, value) for token, value in one.top]}

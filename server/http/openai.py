@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from typing_extensions import TypedDict
 
-from ..errors import BadRequest, BadTensor, NotReady, ServerError, TooManyRows, UnknownModel
+from ..errors import BadRequest, BadTensor, NotReady, ServerError, TooLong, TooManyRows, UnknownModel
 from ..metrics import Metrics
 from ..seam import Engine, ModelHandle, find_model
 from ..text import Cut, Embedder, EmbedResult
@@ -135,12 +135,16 @@ class Embeddings:
         call.param = "input"
         inputs = as_inputs(request.input, model)
         call.param = "dimensions" if request.dimensions is not None else "input"
-        result = await embedder.embed(
-            inputs,
-            truncate=request.truncate,
-            truncate_side=request.truncate_side,
-            dimensions=request.dimensions,
-        )
+        try:
+            result = await embedder.embed(
+                inputs,
+                truncate=request.truncate,
+                truncate_side=request.truncate_side,
+                dimensions=request.dimensions,
+            )
+        except (TooLong, BadTensor):
+            call.param = "input"
+            raise
         self._metrics.cut(model.name, len(result.truncated))
         as_base64 = request.encoding_format == "base64"
         return Reply(

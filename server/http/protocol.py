@@ -5,6 +5,7 @@ request of one row a tenth was the second call.
 """
 
 import asyncio
+import re
 import time
 from collections.abc import Iterable
 from typing import Any, cast
@@ -16,6 +17,28 @@ from uvicorn.server import ServerState
 
 from .gate import CAME, Gate
 from .refusals import Refusals, refusals_of
+
+# HTTP/2 without TLS, which Java's client offers with its first request. The parser takes what follows such a
+# head for that protocol, and the body would be lost.
+_OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n|\Z)", re.IGNORECASE)
+
+
+def without_offer(head: bytes) -> bytes:
+    """The head of a request, which may be answered as if it offered no change of protocol (RFC 9110, 7.8)."""
+    kept = []
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        name = name.lower()
+        if name in (b"upgrade", b"http2-settings"):
+            continue
+        if name == b"connection":
+            options = [one.strip() for one in value.split(b",")]
+            rest = [one for one in options if one.lower() not in (b"upgrade", b"http2-settings")]
+            if not rest:
+                continue
+            line = b"connection: " + b", ".join(rest)
+        kept.append(line)
+    return b"\r\n".join(kept)
 
 
 class JoinedWrites:
@@ -91,9 +114,22 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._refusals: Refusals | None = refusals_of(config.app)
-        self._refusing = False
+        self._refusing, self._between = False, True
         if self._refusals is not None:
             self.app = cast("Any", _Begun(cast("ASGIApp", self.app), self._refusals.gate))
+
+    def data_received(self, data: bytes) -> None:
+        """Parses; a head that offers another protocol beside HTTP/1.1 is read without the offer."""
+        if self._between:
+            end = data.find(b"\r\n\r\n")
+            if end > 0 and _OFFER.search(data, 0, end):
+                data = without_offer(data[:end]) + data[end:]
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._between = False
+        super().on_message_begin()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Takes over a connection."""
@@ -152,6 +188,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The end of a request."""
+        self._between = True
         if not self._refusing:
             super().on_message_complete()
             return

@@ -195,7 +195,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, limit: int) -
         ClientGoneError: the client left before its end.
     """
     encoding = headers.get(b"content-encoding", b"identity")
-    if encoding != b"identity":
+    if encoding.strip().lower() not in (b"identity", b""):
         raise BadRequest(
             f"A request body must not be compressed, got Content-Encoding {encoding.decode('latin-1')!r}; "
             "send it plain."

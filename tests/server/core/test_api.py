@@ -67,6 +67,9 @@ def test_V1_zero_rows_give_an_empty_result_and_run_nothing(serve, empty, shape):
         ((), {"y": [1.0]}, BadTensor, "unknown"),
         (([[1.0], [1.0, 2.0]],), {}, BadTensor, "rectangular array.*use map"),
         ((np.ones((2, 2, 2)),), {}, BadTensor, "row 0: .*dims"),
+        ((3.0,), {}, BadTensor, "'x' has 1 dims for one item and one more for rows; got 0"),
+        ((None,), {}, BadTensor, "'x' has 1 dims for one item"),
+        (([[1.0], [2.0]],), {"y": 1}, BadTensor, "unknown"),
     ],
 )
 def test_calls_that_make_no_sense(serve, doubling, args, inputs, error, says):

@@ -54,6 +54,15 @@ def test_no_thread_outlives_the_server(doubling):
     assert servax_threads() <= before  # those of an earlier test may end meanwhile
 
 
+def test_a_server_that_runs_is_handed_over_to_with(serve, doubling):
+    server, _ = serve(doubling())
+    with server as same:
+        assert same is server
+        assert server([1.0])[0] == 2.0
+    with pytest.raises(Closed):
+        server([1.0])
+
+
 def test_a_server_is_started_once(serve, doubling):
     server, _ = serve(doubling())
     with pytest.raises(Closed, match="started once"):

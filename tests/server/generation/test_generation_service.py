@@ -46,6 +46,15 @@ def test_more_urgent_requests_go_first(bench):
     ("params", "message"),
     [
         ({"max_tokens": 0}, "max_tokens is at least 1"),
+        ({"max_tokens": 2.5}, "max_tokens is an integer or None; got 2.5"),
+        ({"max_tokens": "5"}, "max_tokens is an integer or None; got '5'"),
+        ({"seed": 1.5}, "seed is an integer or None"),
+        ({"top_k": 2.5}, "top_k is an integer"),
+        ({"temperature": None}, "temperature is a number; got None"),
+        ({"temperature": "1"}, "temperature is a number; got '1'"),
+        ({"stop_ids": ("2",)}, "stop_ids is integers"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias is numbers by integer token"),
+        ({"logit_bias": {5: -1e39}}, "logit_bias holds finite numbers up to 1e"),
         ({"temperature": float("nan")}, "temperature is from 0 to 100; got nan"),
         ({"top_p": 0.0}, "top_p is above 0 to 1; got 0.0"),
         ({"stop": ("",)}, "stop is one or more strings of at least one character"),
@@ -67,3 +76,42 @@ def test_bad_parameters_are_refused_at_the_door(bench, params, message):
 def test_bad_prompts_are_refused_at_the_door(bench, prompt):
     with pytest.raises(BadRequest):
         bench().ask(prompt)
+
+
+def test_numbers_of_numpy_are_taken_as_numbers(bench):
+    bench = bench()
+    given = {
+        "seed": np.int64(-3),
+        "max_tokens": np.int32(4),
+        "temperature": np.float32(0.5),
+        "top_k": np.uint8(9),
+    }
+    asked = [
+        bench.ask([5, 6], ignore_eos=True, **one) for one in (given, {k: v.item() for k, v in given.items()})
+    ]
+    bench.run(*asked)
+    assert asked[0].ids == asked[1].ids
+    assert len(asked[0].ids) == 4
+    bench.settle()
+
+
+def test_one_that_cannot_be_booked_fails_alone_and_gives_all_back(bench, monkeypatch):
+    bench = bench()
+    table, refused = bench.engine.books.table, []
+    join = table.join
+
+    def picky(slot, params, *rest):
+        if params.top_k == 7:
+            refused.append(slot)
+            raise OverflowError("no such number")
+        join(slot, params, *rest)
+
+    monkeypatch.setattr(table, "join", picky)
+    running = bench.ask([5, 6], max_tokens=20, ignore_eos=True)
+    bench.turn(3)
+    bad, good = bench.ask([5, 6, 7], top_k=7), bench.ask([5, 6, 8], max_tokens=3, ignore_eos=True)
+    bench.run(running, good)
+    assert len(refused) == 1
+    assert bad.error.reason == "model"
+    assert (len(running.ids), len(good.ids)) == (20, 3)
+    bench.settle()

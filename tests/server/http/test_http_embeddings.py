@@ -61,6 +61,9 @@ def test_V8_dimensions_cut_and_normalise_again(
         response = site.embed(input="a", dimensions=dimensions)
         refused(response, 400, "bad_request", "1 to 4", str(dimensions))
         assert response.json()["error"]["param"] == "dimensions"
+    response = site.embed(input="a " * 500, dimensions=3)
+    refused(response, 400, "too_long", "got 502")
+    assert response.json()["error"]["param"] == "input"
 
 
 def test_V1_empty_list_is_an_empty_answer(site: Any) -> None:
@@ -217,6 +220,9 @@ def test_body_limits(site: Any, refused: Callable[..., str]) -> None:
             yield b" " * 10_000
 
     refused(site.call("POST", "/v1/embeddings", content=chunks()), 413, "payload_too_large", "200000")
+    for plain in ("Identity", ""):
+        response = site.call("POST", "/v1/embeddings", content=b"{}", headers={"content-encoding": plain})
+        refused(response, 400, "bad_request", "model")
     response = site.call("POST", "/v1/embeddings", content=b"{}", headers={"content-encoding": "gzip"})
     refused(response, 400, "bad_request", "gzip")
 

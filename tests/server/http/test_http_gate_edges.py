@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from servax.server.http.gate import Gate
-from servax.server.http.protocol import HttpProtocol
+from servax.server.http.protocol import HttpProtocol, without_offer
 from servax.server.http.testing import Wire
 from uvicorn.server import ServerState
 
@@ -220,3 +220,42 @@ def test_a_pause_at_the_very_start_refuses_nobody_after() -> None:
     gate = Gate(1.0)
     wave(gate, 0.0, 64, before_s=5.0)
     assert [wave(gate, 5.0 + step * 0.1, 64) for step in range(5)] == [0] * 5
+
+
+@pytest.mark.parametrize(
+    ("offer", "kept"),
+    [
+        (b"connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n", b""),
+        (b"upgrade:h2c\r\nConnection: keep-alive, upgrade\r\n", b"connection: keep-alive\r\n"),
+    ],
+)
+def test_an_offer_of_http_2_is_passed_over(site: Any, offer: bytes, kept: bytes) -> None:
+    head = post(offer).partition(b"\r\n\r\n")[0]
+    assert without_offer(head) == post(kept).partition(b"\r\n\r\n")[0]
+
+    async def go() -> None:
+        with connection(site.app) as (protocol, wire, _):
+            for number in range(3):  # head and body together, and apart; the connection lives on
+                whole = post(offer)
+                cut = len(whole) - (len(BODY) if number else 0)
+                protocol.data_received(whole[:cut])
+                if number:
+                    protocol.data_received(whole[cut:])
+                await until(wire, b"HTTP/1.1 200", number + 1)
+
+    asyncio.run(go())
+
+
+def test_a_body_that_speaks_of_upgrades_is_left_alone(site: Any) -> None:
+    async def go() -> None:
+        with connection(site.app) as (protocol, wire, _):
+            body = b"x\r\nupgrade: h2c\r\n\r\ny"
+            protocol.data_received(
+                b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (PATH, len(body))
+            )
+            protocol.data_received(body)
+            await until(wire, b"HTTP/1.1 400")
+            protocol.data_received(post())
+            await until(wire, b"HTTP/1.1 200")
+
+    asyncio.run(go())

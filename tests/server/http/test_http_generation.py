@@ -137,6 +137,12 @@ def test_chat_streams_by_the_openai_client(client, server):
     assert whole.usage.prompt_tokens == len(prompt)
 
 
+@pytest.mark.parametrize("most", [{"max_completion_tokens": 0}, {"max_tokens": 0}])
+def test_no_tokens_at_all_are_refused(client, most):
+    with pytest.raises(openai.BadRequestError, match="max_tokens is at least 1; got 0"):
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hi"}], **most)
+
+
 def test_chat_logprobs(client):
     out = client.chat.completions.create(
         model=MODEL,
@@ -152,6 +158,9 @@ def test_chat_logprobs(client):
     for one in content:
         assert len(one.top_logprobs) == 2
         assert one.top_logprobs[0].logprob == one.logprob
+        # The vocabulary is of bytes: those above 127 are parts of characters, and no text by themselves.
+        assert len(one.bytes) == 1
+        assert bytes(one.bytes).decode(errors="replace") == one.token
 
 
 @pytest.mark.parametrize("text", ["😀 naïve", "漢字かな", "a👩‍👩‍👧b"])
