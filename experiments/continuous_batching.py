@@ -77,19 +77,23 @@ def draw(path: Path, found: Mapping[str, Any], seen: Mapping[str, Seen]) -> None
     """Tokens a second, both latencies, and texts at work over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     figure = Figure(figsize=(10.5, 6.4), layout="constrained")  # not pyplot, which holds global state
     FigureCanvasAgg(figure)
     (speed, first), (gaps, slots) = figure.subplots(2, 2)
     bars = speed.bar(_MODES, [found[f"{mode}_tps"] for mode in _MODES], color=_COLOURS)
     speed.bar_label(bars, fmt="%.0f")
-    speed.margins(y=0.1)
+    speed.set_ylim(top=1.1 * max(bar.get_height() for bar in bars))  # room for the labels
     speed.set_ylabel("tokens/s")
     for axes, key in ((first, "first"), (gaps, "gaps")):
         for mode, colour in zip(_MODES, _COLOURS, strict=True):
             waits = np.sort(getattr(seen[mode], key)()) * 1e3
             axes.plot(waits, np.arange(1, len(waits) + 1) / len(waits), color=colour, label=mode)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        axes.xaxis.set_minor_formatter(StrMethodFormatter("{x:,.0f}"))
         axes.set_ylabel("share of them")
     first.set_xlabel("time to the first token, ms")
     first.legend(fontsize=8)
