@@ -20,11 +20,9 @@ from .encode import (
     strings_from_json,
 )
 from .kserve_schema import InferRequest, InputTensor, OnlyId, Parameters
-from .wire import Call, Reply
+from .wire import MOST_DIGITS, Call, Reply
 
 HEADER_LENGTH = b"inference-header-content-length"
-# Python refuses to read a number of thousands of digits.
-_MOST_DIGITS = 18
 _KNOWN = {
     "request": {
         *("priority", "timeout", "binary_data_output", "truncate", "truncate_side", "deterministic"),
@@ -89,7 +87,7 @@ def _split(call: Call) -> tuple[bytes | memoryview, memoryview]:
     declared = call.headers.get(HEADER_LENGTH)
     if declared is None:
         return call.body, memoryview(b"")
-    size = int(declared) if declared.isdigit() and len(declared) <= _MOST_DIGITS else len(call.body) + 1
+    size = int(declared) if declared.isdigit() and len(declared) <= MOST_DIGITS else len(call.body) + 1
     if size > len(call.body):
         raise BadRequest(
             f"Inference-Header-Content-Length is the bytes of the JSON part, 0 to {len(call.body)} here, "

@@ -93,6 +93,10 @@ Handler = Callable[[Call], Coroutine[Any, Any, Reply]]
 ErrorShape = Callable[[Call, ServerError], bytes]
 
 
+# Of a size in a header: Python refuses to read a number of thousands of digits.
+MOST_DIGITS = 18
+
+
 class HotRoute:
     """An ASGI application for one route.
 
@@ -201,8 +205,7 @@ async def read_body(headers: dict[bytes, bytes], receive: Receive, limit: int) -
             "send it plain."
         )
     declared = headers.get(b"content-length", b"0")
-    # Python refuses to read a number of thousands of digits.
-    if declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
+    if declared.isdigit() and (len(declared) > MOST_DIGITS or int(declared) > limit):
         said = declared[:40].decode("latin-1")
         raise PayloadTooLarge(f"A request body has at most {limit} bytes, got {said}; split the request.")
     message = await receive()
